@@ -22,15 +22,15 @@ from titan_rl.mesh.resources.imports import import_all
 from titan_rl.mesh.supervision.abort_collectives import check_peers
 from titan_rl.mesh.telemetry.step_record import RankTold
 from titan_rl.mesh.telemetry.stragglers import seconds_wanted
-from titan_rl.trainer.model.cpu_allocator import Heap, release
+from titan_rl.trainer.model.cpu_allocator import CpuAllocator, release
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
 from titan_rl.trainer.state.snapshot_kinds import make_snapshots
 
 if TYPE_CHECKING:  # a process has these imported once it has joined
-    from titan_rl.trainer.model.parameter_memory import Held
-    from titan_rl.trainer.objective.preparation import Found
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.model.parameter_memory import TrainedTensor
+    from titan_rl.trainer.objective.preparation import RowColumns
+    from titan_rl.trainer.rank_interface import TrainerRank
     from titan_rl.trainer.step.learner import Gradients, Learner
 
 
@@ -44,7 +44,7 @@ class Trainer(Actor):
         self.model_path, self.kept = model_path, kept
         self._config: Config | None = None
         """None until it has tried to join."""
-        self._learner: Side | None = None
+        self._learner: TrainerRank | None = None
         """None until it has joined."""
         self.saver: BackgroundSave | None = None
         self.gradients: Gradients | BadNumbers | None = None
@@ -53,8 +53,8 @@ class Trainer(Actor):
         self.snapshots: Snapshots | None = None
         """Of the learner before, until they are opened anew."""
         self.writer: WeightWriter | None = None
-        self.heap = Heap()
-        self.moved: list[Held] = []
+        self.heap = CpuAllocator()
+        self.moved: list[TrainedTensor] = []
         """What lies on the host while generators have the device."""
 
     @endpoint
@@ -70,13 +70,13 @@ class Trainer(Actor):
         ``rendezvous``: where the ranks find each other (mesh/resources/rendezvous.py). ``device``: this rank's GPU.
         """
         from titan_rl.models.device import take_device
-        from titan_rl.trainer.join import join_side
+        from titan_rl.trainer.join import join_rank
 
         if self._config is not None:
             self._let_go()
         take_device(device)
         self._config, self.rank = config, rank
-        self._learner = join_side(config, self.model_path, self.kept, rank, world_size, rendezvous)
+        self._learner = join_rank(config, self.model_path, self.kept, rank, world_size, rendezvous)
         # before anybody has a view of what is trained, which may move
         keeps = bool(config.recovery.snapshot_every)
         self.opening = make_snapshots(rank, self.learner, config, before=self.snapshots) if keeps else None
@@ -89,7 +89,7 @@ class Trainer(Actor):
         return self._config
 
     @property
-    def learner(self) -> "Side":
+    def learner(self) -> "TrainerRank":
         assert self._learner is not None
         return self._learner
 
@@ -194,10 +194,10 @@ class Trainer(Actor):
     @endpoint
     def restore(self, step: int, kept: RegionHandle | None) -> None:
         """The state after a step: from what another process kept, or from this one's snapshots before ``join``."""
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
         slot = self._own_slot(step) if kept is None else fetch_step(kept, step)
-        with peers_are_told():
+        with leave_group_on_error():
             load_snapshot(self.learner, slot)
 
     def _own_slot(self, step: int) -> torch.Tensor:
@@ -228,9 +228,9 @@ class Trainer(Actor):
     @endpoint
     def sft(self, batches: list[RowsHandle]) -> list[float]:
         """Supervised steps; ``batches[group]`` holds that group's rows of every step. The losses."""
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
-        with peers_are_told():
+        with leave_group_on_error():
             return self.learner.sft(self._pull(batches), self.config.sft.lr)
 
     @endpoint
@@ -249,9 +249,9 @@ class Trainer(Actor):
         found of them, ``has_signal`` whether an update has an advantage.
         ``snapshot``: the step that this is, if a snapshot of it is to be taken.
         """
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
-        with peers_are_told():
+        with leave_group_on_error():
             self._begin_step()
             start = seconds_wanted()
             with self.learner.spans.span("rows"):
@@ -264,14 +264,14 @@ class Trainer(Actor):
 
     def _told(self) -> RankTold:
         group, *_ = self.learner.share(range(self.learner.titan.batch_degree))
-        return RankTold(self.learner.spans.take(), group, list(self.learner.step_found))
+        return RankTold(self.learner.spans.take(), group, list(self.learner.step_values))
 
     @endpoint
     def forward_backward(self, batches: list[RowsHandle], found: list[list[RowsHandle]]) -> StepMetrics | BadNumbers:
         """The gradients of a step's one update, of a loop of one's own: their metrics, or why there are none."""
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
-        with peers_are_told():
+        with leave_group_on_error():
             self._begin_step()
             [rows] = self._pull(batches)
             self.gradients = made = self.policy_side.gradients(rows, self._pull_found(found))
@@ -280,9 +280,9 @@ class Trainer(Actor):
     @endpoint
     def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers:
         """Apply them; as one update of ``train``."""
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
-        with peers_are_told():
+        with leave_group_on_error():
             fail_if_told()
             made = self.gradients
             assert made is not None
@@ -296,10 +296,10 @@ class Trainer(Actor):
         as to ``train``. ``name``: of the algorithm whose loss it is; empty: the run's."""
         from titan_rl.algorithms.registry import make_algorithm
         from titan_rl.config.sections.schema import AlgorithmConfig
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
         from titan_rl.trainer.step.evaluation import evaluate
 
-        with peers_are_told():
+        with leave_group_on_error():
             learner, own = self.policy_side, self.policy_side.algorithm
             algorithm = make_algorithm(AlgorithmConfig(name=name), [], on_data=True) if name else own
             [rows] = self._pull(batches)
@@ -315,7 +315,7 @@ class Trainer(Actor):
         groups = [pull_rows(handle, self.config.mesh.step_timeout) for handle in self.learner.share(batches)]
         return [[row for rows in updates for row in rows] for updates in zip(*groups, strict=True)]
 
-    def _pull_found(self, found: list[list[RowsHandle]]) -> "list[Found]":
+    def _pull_found(self, found: list[list[RowsHandle]]) -> "list[RowColumns]":
         """What was found of them."""
         shares = [handle for handles in found for handle in self.learner.share(handles)]
         return [entry for handle in shares for entry in pull_rows(handle, self.config.mesh.step_timeout)]

@@ -35,9 +35,9 @@ def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrained
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers does not know model type {model_type!r}: register it with AutoConfig.register")
     hf = AutoConfig.from_pretrained(path)
-    for key, wanted in family.required.items():
-        if getattr(hf, key, wanted) != wanted:
-            raise ValueError(f"{key} = {getattr(hf, key)!r} in config.json is not supported, only {wanted!r}")
+    for key, required_values in family.required.items():
+        if getattr(hf, key, required_values) != required_values:
+            raise ValueError(f"{key} = {getattr(hf, key)!r} in config.json is not supported, only {required_values!r}")
     family.model_config(hf)  # what it cannot build is told now
     return hf
 

@@ -73,7 +73,11 @@ def _value_names(names: type) -> type:
     class ValueNames(names):
         def __init__(self, model_config: BaseModel.Config, hf_assets_path: str | None):
             super().__init__(model_config, hf_assets_path)
-            others = {theirs: ours for theirs, ours in self.from_hf_map.items() if ours != "lm_head.weight"}
+            others = {
+                hf_name: titan_name
+                for hf_name, titan_name in self.from_hf_map.items()
+                if titan_name != "lm_head.weight"
+            }
             self.from_hf_map = others | {VALUE_HEAD: "lm_head.weight"}
 
     return ValueNames
@@ -113,5 +117,5 @@ def save_value_model(
 def _one_label(config: dict) -> dict:
     """What a config.json says of a model with a value head."""
     name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config["model_type"])
-    known = {"architectures": [name]} if name else {}
-    return known | {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    updated = {"architectures": [name]} if name else {}
+    return updated | {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}

@@ -15,7 +15,7 @@ from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.learning import LearningModel
 from titan_rl.trainer.model.sharded_model import ShardedModel
-from titan_rl.trainer.objective.preparation import Found
+from titan_rl.trainer.objective.preparation import RowColumns
 from titan_rl.trainer.titan_config import TitanConfig
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class RoleModel(Protocol):
     def model(self) -> ShardedModel: ...
 
 
-class Side(ABC):
+class TrainerRank(ABC):
     """One rank of it. All ranks of a side are called together."""
 
     titan: TitanConfig
@@ -37,7 +37,7 @@ class Side(ABC):
     """Called before parameters change: somebody may still be copying them."""
     spans: Spans
     """What this rank did, until its actor takes it."""
-    step_found: list[dict[int, np.ndarray]]
+    step_values: list[dict[int, np.ndarray]]
     """For each update of the last step, what this rank found of its rows (mesh/telemetry/step_record.py); nothing where
     it does not speak for any."""
     has_views: bool = False
@@ -51,7 +51,7 @@ class Side(ABC):
 
     @abstractmethod
     def train_step(
-        self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
+        self, batches: list[list[Row]], has_signal: list[bool], role_columns: Sequence[RowColumns] = ()
     ) -> list[StepMetrics | BadNumbers]:
         """A step of the run, ``batches[i]`` being the rows of an update; what came of each, if that is told here."""
 
@@ -74,7 +74,7 @@ class Side(ABC):
         """All that learns here by name, each with an optimizer and a schedule; in an order that all ranks agree on."""
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        return [one for model in self.learning().values() for one in model.optimizer.optimizers]
+        return [each for model in self.learning().values() for each in model.optimizer.optimizers]
 
     def schedulers(self) -> dict[str, LRSchedulersContainer]:
         return {name: model.scheduler for name, model in self.learning().items()}

@@ -102,11 +102,11 @@ class TitanConfig:
 def titan_keys() -> dict[str, tuple[type, dict[str, Any]]]:
     """TorchTitan's class of each of its sections, and the keys that have an effect here, to their defaults."""
     classes = {"training": TrainingConfig, "parallelism": ParallelismConfig, "comm": CommConfig, "debug": DebugConfig}
-    ours = {"training": _TRAINING, "parallelism": _PARALLELISM}
+    defaults = {"training": _TRAINING, "parallelism": _PARALLELISM}
     honoured = {
         name: (
             cls,
-            {key: (_defaults(cls) | ours.get(name, {}))[key] for key in _defaults(cls) if key in _HONOURED[name]},
+            {key: (_defaults(cls) | defaults.get(name, {}))[key] for key in _defaults(cls) if key in _HONOURED[name]},
         )
         for name, cls in classes.items()
     }
@@ -221,10 +221,10 @@ def learned_titan(config: Config, titan: TitanConfig, role: str) -> TitanConfig:
 
 
 def _refuse_unhonoured(section: dict[str, dict]) -> None:
-    ours = {"training": _TRAINING, "parallelism": _PARALLELISM}
+    own_defaults = {"training": _TRAINING, "parallelism": _PARALLELISM}
     classes = {"training": TrainingConfig, "parallelism": ParallelismConfig, "comm": CommConfig, "debug": DebugConfig}
     for name, honoured in _HONOURED.items():
-        defaults = {f.name: f.default for f in fields(classes[name])} | ours.get(name, {})
+        defaults = {f.name: f.default for f in fields(classes[name])} | own_defaults.get(name, {})
         for key, value in section.get(name, {}).items():
             if key in defaults and key not in honoured and value != defaults[key]:
                 why = _REFUSED.get(f"{name}.{key}", "it has no effect here")

@@ -112,18 +112,18 @@ def check_patterns(
     are_adapters: bool = False,
 ) -> None:
     """``names``: of all parameters that are trained. Errors: ConfigError if a group has none, or one has no group."""
-    left = list(names)
-    first = left[0]
+    remaining = list(names)
+    first = remaining[0]
     for group in groups:
-        matched = [name for name in left if re.search(group.pattern, name)]
+        matched = [name for name in remaining if re.search(group.pattern, name)]
         if not matched:
             what = "with [lora] nothing but adapters is trained, and none" if are_adapters else "no parameter"
             raise ConfigError(
                 f"{section}.param_groups: {what} is left for {group.pattern!r}: their names are like {first}"
             )
-        left = [name for name in left if name not in matched]
-    if left:
-        raise ConfigError(f"{section}.param_groups has no pattern for {left[0]}: add a group with '.*'")
+        remaining = [name for name in remaining if name not in matched]
+    if remaining:
+        raise ConfigError(f"{section}.param_groups has no pattern for {remaining[0]}: add a group with '.*'")
 
 
 def check_compile_keys(settings: CompileConfig) -> None:
@@ -147,5 +147,5 @@ def check_comm(settings: CommConfig) -> None:
 
 def check_recomputing(policy: ActivationCheckpointing.Config | None) -> None:
     """Errors: ConfigError for a check that torch's checkpointing does not have."""
-    if policy is not None and (asked := policy.determinism_check) not in _DETERMINISM_CHECKS:
-        raise ConfigError(f"activation_checkpoint.determinism_check = {asked!r}: {nearest(asked, _DETERMINISM_CHECKS)}")
+    if policy is not None and (mode := policy.determinism_check) not in _DETERMINISM_CHECKS:
+        raise ConfigError(f"activation_checkpoint.determinism_check = {mode!r}: {nearest(mode, _DETERMINISM_CHECKS)}")

@@ -126,13 +126,13 @@ def bradley_terry_loss(rewards: Pairs, margin_P: torch.Tensor, centering: float)
 
 def pair_metrics(rewards: Pairs, weights_P: torch.Tensor) -> dict[str, torch.Tensor]:
     """By the field's names; sums over pairs."""
-    found = {
+    metrics = {
         "rewards/chosen": rewards.chosen_P,
         "rewards/rejected": rewards.rejected_P,
         "rewards/margins": rewards.difference_P,
         "rewards/accuracies": (rewards.difference_P > 0).to(weights_P.dtype),
     }
-    return {name: torch.where(weights_P > 0, values_P.detach(), 0.0).sum() for name, values_P in found.items()}
+    return {name: torch.where(weights_P > 0, values_P.detach(), 0.0).sum() for name, values_P in metrics.items()}
 
 
 # log-probabilities of a row's samples

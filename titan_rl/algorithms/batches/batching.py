@@ -71,11 +71,11 @@ def sample_outcomes(group: Group, config: AlgorithmConfig, num_samples: int) -> 
 
 def checked_advantages(algorithm: Algorithm, rollouts: list[Rollout]) -> list[float | np.ndarray]:
     """The algorithm's, one for each rollout. Errors: ValueError if they are not; whatever the algorithm raises."""
-    found = algorithm.advantages(rollouts)
-    if not isinstance(found, Sequence | np.ndarray) or len(found) != len(rollouts):
-        what = f"{len(found)} of them" if isinstance(found, Sequence | np.ndarray) else f"a {type(found).__name__}"
+    values = algorithm.advantages(rollouts)
+    if not isinstance(values, Sequence | np.ndarray) or len(values) != len(rollouts):
+        what = f"{len(values)} of them" if isinstance(values, Sequence | np.ndarray) else f"a {type(values).__name__}"
         raise ValueError(f"a list or array with one for each of {len(rollouts)} rollouts is wanted, not {what}")
-    return [_advantage(value, rollout) for value, rollout in zip(found, rollouts, strict=True)]
+    return [_advantage(value, rollout) for value, rollout in zip(values, rollouts, strict=True)]
 
 
 def _advantage(value: Any, rollout: Rollout) -> float | np.ndarray:
@@ -90,21 +90,23 @@ def _advantage(value: Any, rollout: Rollout) -> float | np.ndarray:
 
 def _advantages_by_seat(algorithm: Algorithm, rollouts: list[Rollout]) -> list[float | np.ndarray]:
     """Who plays white is compared with others that play white."""
-    found: dict[int, float | np.ndarray] = {}
+    values: dict[int, float | np.ndarray] = {}
     for seat in dict.fromkeys(rollout.seat for rollout in rollouts):
         places = [place for place, rollout in enumerate(rollouts) if rollout.seat == seat]
         check_rewards(peers := [rollouts[place] for place in places])
         advantages = checked_advantages(algorithm, peers)
-        found |= zip(places, advantages, strict=True)
-    return [found[place] for place in range(len(rollouts))]
+        values |= zip(places, advantages, strict=True)
+    return [values[place] for place in range(len(rollouts))]
 
 
-def _given(rollouts: list[Rollout]) -> list[float | np.ndarray]:
+def _custom_advantages(rollouts: list[Rollout]) -> list[float | np.ndarray]:
     """By a loop of one's own; empty if it gave none. Errors: ValueError if it gave some."""
-    given = {rollout.sample: rollout.advantage for rollout in rollouts if rollout.advantage is not None}
-    if given and (left := [rollout.sample for rollout in rollouts if rollout.sample not in given]):
-        raise ValueError(f"sample {left[0]} has no advantage, and {min(given)} has: give one to each, or to none")
-    return list(given.values())
+    advantages = {rollout.sample: rollout.advantage for rollout in rollouts if rollout.advantage is not None}
+    if advantages and (missing := [rollout.sample for rollout in rollouts if rollout.sample not in advantages]):
+        raise ValueError(
+            f"sample {missing[0]} has no advantage, and {min(advantages)} has: give one to each, or to none"
+        )
+    return list(advantages.values())
 
 
 def _samples(
@@ -113,11 +115,11 @@ def _samples(
     """``compared``: all that advantages are made of, these among them. Errors: RuntimeError that names the prompt."""
     compared = rollouts if compared is None else compared
     try:
-        advantages = _given(rollouts)
+        advantages = _custom_advantages(rollouts)
         if not advantages:
             numbers = [rollout.sample for rollout in compared]
-            found = dict(zip(numbers, _advantages_by_seat(algorithm, compared), strict=True))
-            advantages = [found[rollout.sample] for rollout in rollouts]
+            values = dict(zip(numbers, _advantages_by_seat(algorithm, compared), strict=True))
+            advantages = [values[rollout.sample] for rollout in rollouts]
     except Exception as error:  # a user's algorithm may raise anything
         raise RuntimeError(f"advantages of {prompt_id}: {what_happened(error)}") from error
     return [
@@ -130,11 +132,11 @@ def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
     """One for each conversation, which is all that its tokens see."""
     branches, begin = [], 0
     for number, (start, stop) in enumerate(rollout.spans):
-        own, provenance = slice(start, stop), sample.provenance[start:stop]
+        span, provenance = slice(start, stop), sample.provenance[start:stop]
         end = begin + num_model_tokens(provenance)
         advantage = sample.advantage[begin:end] if isinstance(sample.advantage, np.ndarray) else sample.advantage
-        found = dict(tokens=sample.tokens[own], provenance=provenance, logprobs=sample.logprobs[own])
-        branches.append(replace(sample, **found, advantage=advantage, branch=number))
+        columns = dict(tokens=sample.tokens[span], provenance=provenance, logprobs=sample.logprobs[span])
+        branches.append(replace(sample, **columns, advantage=advantage, branch=number))
         begin = end
     return branches
 

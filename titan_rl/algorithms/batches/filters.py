@@ -15,21 +15,21 @@ REASONS = ("no_signal", "too_easy", "too_hard", "all_truncated")
 """Why groups are left out, by the names that ledger and metrics have for it."""
 
 
-def filter_reason(group: Group, wanted: FilterConfig) -> str | None:
+def filter_reason(group: Group, limits: FilterConfig) -> str | None:
     """Why a group that could be trained on is left out, if it is: pass rates by the task's own rewards, signal by the
     ones that are trained on, before they are shaped. All samples that were scored count, whichever are trained on.
 
     Source: dynamic sampling, DAPO, arXiv 2503.14476, section 3.2: 0 < the group's right answers < G.
     """
     rollouts = scored_rollouts(group)
-    if wanted.all_truncated and all(rollout.status == "truncated" for rollout in rollouts):
+    if limits.all_truncated and all(rollout.status == "truncated" for rollout in rollouts):
         return "all_truncated"
     pass_rate = sum(correct(rollout.true_reward) for rollout in rollouts) / len(rollouts)
-    if pass_rate < wanted.min_pass_rate:
+    if pass_rate < limits.min_pass_rate:
         return "too_hard"
-    if pass_rate > wanted.max_pass_rate:
+    if pass_rate > limits.max_pass_rate:
         return "too_easy"
-    if wanted.no_signal and all_equal(rollout.reward for rollout in rollouts):
+    if limits.no_signal and all_equal(rollout.reward for rollout in rollouts):
         return "no_signal"
     return None
 
@@ -70,13 +70,13 @@ class Selection:
 
     def filtered(self) -> dict[str, list[Group]]:
         """Of a complete batch: whom not, by reason."""
-        chosen, found = set(self._chosen()), {}
+        chosen, by_reason = set(self._chosen()), {}
         for number, (group, reason) in enumerate(self._sampled):
             if number not in chosen:
-                found.setdefault(reason, []).append(group)
-        return found
+                by_reason.setdefault(reason, []).append(group)
+        return by_reason
 
     def _chosen(self) -> list[int]:
-        kept = [number for number in self._in_place if self._sampled[number][1] is None]
+        selected = [number for number in self._in_place if self._sampled[number][1] is None]
         empty = [number for number in self._in_place if self._sampled[number][1] is not None]
-        return sorted(kept + empty[: max(self.num_wanted - len(kept), 0)])
+        return sorted(selected + empty[: max(self.num_wanted - len(selected), 0)])

@@ -44,5 +44,5 @@ def shaping_metrics(groups: list[Group], config: Config) -> dict[str, float]:
     """For a step's record: what was taken from a reward on average."""
     if not config.algorithm.overlong_buffer:
         return {}
-    taken = [punishment(rollout, config) for group in groups for rollout in group.rollouts]
-    return {"overlong_punishment": sum(taken) / len(taken)}
+    penalties = [punishment(rollout, config) for group in groups for rollout in group.rollouts]
+    return {"overlong_punishment": sum(penalties) / len(penalties)}

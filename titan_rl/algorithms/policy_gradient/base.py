@@ -69,9 +69,9 @@ class PolicyGradientSettings:
 
     def __post_init__(self) -> None:
         """Errors: ValueError for settings that do not go together."""
-        for is_wrong, said in _WRONG:
+        for is_wrong, message in _WRONG:
             if is_wrong(self):
-                raise ValueError(said)
+                raise ValueError(message)
         for keys, has_effect, mend in _IDLE:
             if not has_effect(self) and (idle := self._changed(keys)):
                 raise ValueError(f"{idle[0]} has no effect: {mend}, or leave it out")

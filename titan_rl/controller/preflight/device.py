@@ -10,7 +10,7 @@ from titan_rl.data.callbacks import RecordEvent
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.models.device import DEVICE_TYPE
-from titan_rl.trainer.model.determinism import TrainedOn, tolerance, trained_on
+from titan_rl.trainer.model.determinism import RankPlatform, rank_platform, tolerance
 from titan_rl.trainer.titan_config import build_titan
 
 _OF_HOSTS = "cuda"
@@ -32,11 +32,11 @@ TRAINER_DEVICE = "trainer_device"
 """The kind of event."""
 
 
-async def trainer_device(trainer: TrainerMesh, config: Config) -> TrainedOn:
+async def trainer_device(trainer: TrainerMesh, config: Config) -> RankPlatform:
     """Its first rank's; a CPU has one kind, about which nobody need be asked."""
     if is_on_cpu(config):
-        return TrainedOn("cpu", torch=torch.__version__)
-    answers = await trainer.call(TrainerEndpoints.examine(pickle.dumps(trained_on)))
+        return RankPlatform("cpu", torch=torch.__version__)
+    answers = await trainer.call(TrainerEndpoints.examine(pickle.dumps(rank_platform)))
     answer, failure = answers[0]
     if failure:
         raise RuntimeError(f"the trainer's first rank cannot say what it computes on: {failure}")
@@ -50,4 +50,6 @@ async def note_trainer_device(trainer: TrainerMesh, config: Config, record_event
 def tolerance_here(config: Config) -> float:
     """How far a step that this run does again may be off: 0 on a CPU."""
     titan = build_titan(config)
-    return tolerance([TrainedOn(device_type(config), titan.debug.deterministic)], titan.training.mixed_precision_param)
+    return tolerance(
+        [RankPlatform(device_type(config), titan.debug.deterministic)], titan.training.mixed_precision_param
+    )

@@ -270,15 +270,15 @@ def why_blocks(model_config: Decoder.Config, device: torch.device, dtype: torch.
     if dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention does not compute in {str(dtype).removeprefix('torch.')}"
     layers = [getattr(layer, "attention", None) for layer in model_config.layers]
-    known = [
+    supported = [
         attention
         for attention in layers
         if isinstance(attention, GQAttention.Config) and type(attention.inner_attention) is PackedAttention.Config
     ]
-    if len(known) != len(layers):
+    if len(supported) != len(layers):
         return "the model has attention of its own, such as sinks, which flash attention does not know"
     largest = largest_head(device)
-    for size in sorted({attention.qkv_linear.head_dim for attention in known}):
+    for size in sorted({attention.qkv_linear.head_dim for attention in supported}):
         if not fits_flash(dtype, size, largest):
             return f"flash attention takes heads of a multiple of 8 features up to {largest}, and these have {size}"
     return None

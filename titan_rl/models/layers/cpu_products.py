@@ -83,20 +83,20 @@ class _WideLinears(torch.autograd.Function):
         of_input, *of_parameters = ctx.needs_input_grad
         wide_I = input_I.float() if any(of_parameters[::2]) else None
         grad_NI: torch.Tensor | None = None
-        found: list[torch.Tensor | None] = []
+        gradients: list[torch.Tensor | None] = []
         for grad_O, weight_OI, of_weight, of_bias in zip(
             grads_O, weights, of_parameters[::2], of_parameters[1::2], strict=True
         ):
             grad_NO = grad_O.float().flatten(0, -2)
             if of_weight and wide_I is not None:
-                found.append(weight_gradient(grad_NO, wide_I, weight_OI.dtype))
+                gradients.append(weight_gradient(grad_NO, wide_I, weight_OI.dtype))
             else:
-                found.append(None)
-            found.append(grad_NO.sum(0).to(grad_O.dtype) if of_bias else None)
+                gradients.append(None)
+            gradients.append(grad_NO.sum(0).to(grad_O.dtype) if of_bias else None)
             if of_input:
                 wide_OI = weight_OI.float()
                 grad_NI = grad_NO @ wide_OI if grad_NI is None else grad_NI.addmm_(grad_NO, wide_OI)
-        return grad_NI if grad_NI is None else grad_NI.to(input_I.dtype).view(input_I.shape), *found
+        return grad_NI if grad_NI is None else grad_NI.to(input_I.dtype).view(input_I.shape), *gradients
 
 
 def project_each(x_I: torch.Tensor, *linears: Linear) -> tuple[torch.Tensor, ...]:

@@ -53,9 +53,9 @@ def load_hf(shards: list[Shard], path: str | Path) -> dict[str, torch.dtype]:
             raise ValueError(f"{shard.name} is {shape} in {path}, config.json says {shard.shape}")
         by_file.setdefault(stored[shard.name].file, []).append(shard)
     dtypes = {}
-    for file, wanted in by_file.items():
+    for file, file_shards in by_file.items():
         with safe_open(file, "pt") as tensors:
-            for shard in wanted:
+            for shard in file_shards:
                 values = tensors.get_slice(shard.name)[slices(shard.start, shard.tensor.shape)]
                 if not values.isfinite().all():
                     raise ValueError(f"{shard.name} in {file} holds NaN or infinities: copy the file again")
@@ -77,8 +77,8 @@ def gather_whole(
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, described)
     owners: dict[str, dict[tuple, tuple]] = {}
-    for rank, theirs in enumerate(everyone):
-        for name, start, size, shape, dtype in theirs:
+    for rank, rank_boxes in enumerate(everyone):
+        for name, start, size, shape, dtype in rank_boxes:
             owners.setdefault(name, {}).setdefault(start, (rank, size, shape, dtype))
     for name in sorted(owners):
         whole = None
@@ -99,13 +99,13 @@ def gather_whole(
         yield name, whole
 
 
-def export_dtypes(spec: ModelSpec, base: dict[str, torch.dtype], asked: str) -> dict[str, torch.dtype]:
+def export_dtypes(spec: ModelSpec, base: dict[str, torch.dtype], setting: str) -> dict[str, torch.dtype]:
     """Of each tensor that is written. ``base``: as they were read; ``asked``: ``checkpoint.export_dtype``."""
-    if asked == "auto":
+    if setting == "auto":
         if sum(map(math.prod, expected_shapes(spec).values())) > MOST_AS_TRAINED:
             return base
-        asked = "float32"
-    return {name: getattr(torch, asked) for name in base}
+        setting = "float32"
+    return {name: getattr(torch, setting) for name in base}
 
 
 def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torch.dtype], device: torch.device) -> None:

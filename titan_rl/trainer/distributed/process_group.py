@@ -33,7 +33,7 @@ def join_group(rank: int, world_size: int, rendezvous: str, seconds: float, rank
     )
 
 
-def on_leaving(close: Callable[[], None]) -> None:
+def on_group_exit(close: Callable[[], None]) -> None:
     """Have this called when the group is left."""
     _leaving.append(close)
 
@@ -48,7 +48,7 @@ def leave_group() -> None:
 
 
 @contextmanager
-def peers_are_told() -> Iterator[None]:
+def leave_group_on_error() -> Iterator[None]:
     """A rank that fails leaves the process group at once, or peers with no direct link to it would wait on. It has
     failed, too, if a peer died and collectives were ended for that. Errors: PeerGone."""
     try:

@@ -63,9 +63,9 @@ def anywhere(flags: list[bool], on: torch.device) -> list[bool]:
     """Of each, whether it is so on any rank. All ranks have as many."""
     if is_alone():
         return flags
-    found = torch.tensor(flags, dtype=torch.int32, device=on)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return [bool(flag) for flag in found.tolist()]
+    reduced_flags = torch.tensor(flags, dtype=torch.int32, device=on)
+    dist.all_reduce(reduced_flags, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in reduced_flags.tolist()]
 
 
 def gathered(value: T) -> list[T]:

@@ -95,7 +95,7 @@ class Adapters:
 class _Whole:
     """Whole copies of tensors of which each rank has a box, brought up to date by one collective."""
 
-    def __init__(self, boxes: list[Shard], wanted: set[str]):
+    def __init__(self, boxes: list[Shard], names: set[str]):
         """``wanted``: names of those that this rank wants whole, whether it has a box of them or not."""
         self._boxes = boxes
         self._alone = dist.get_world_size() == 1
@@ -106,9 +106,11 @@ class _Whole:
             return
         self._everyone = gathered([(box.name, box.start, tuple(box.tensor.shape), box.shape) for box in boxes])
         device = boxes[0].tensor.device if boxes else torch.device("cpu")
-        shapes = {name: shape for theirs in self._everyone for name, _, _, shape in theirs if name in wanted}
+        shapes = {
+            name: shape for boxes_of_rank in self._everyone for name, _, _, shape in boxes_of_rank if name in names
+        }
         self.tensors = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
-        counts = [sum(math.prod(size) for _, _, size, _ in theirs) for theirs in self._everyone]
+        counts = [sum(math.prod(size) for _, _, size, _ in boxes_of_rank) for boxes_of_rank in self._everyone]
         self._longest = max(counts)
 
     @torch.no_grad()
@@ -121,8 +123,8 @@ class _Whole:
             mine[: len(values)] = values
         gathered = [torch.empty_like(mine) for _ in self._everyone]
         dist.all_gather(gathered, mine)
-        for theirs, values in zip(self._everyone, gathered, strict=True):
-            self._take(theirs, values)
+        for boxes, values in zip(self._everyone, gathered, strict=True):
+            self._take(boxes, values)
 
     def _take(self, boxes: list[_Box], values: torch.Tensor) -> None:
         first = 0

@@ -17,7 +17,7 @@ _MOST_GROWTH = 2**30
 """Bytes, from one time that all is given back to the next: at 100 MiB a step, that is done in one step of ten."""
 
 
-class Heap:
+class CpuAllocator:
     """Of this process: bounded, if it is told of every step's end."""
 
     def __init__(self) -> None:
@@ -25,10 +25,10 @@ class Heap:
         """Bytes that were held after the first step since all was given back."""
 
     def end_step(self) -> None:
-        held = _private_bytes()
+        private_bytes = _private_bytes()
         if self._before is None:
-            self._before = held
-        elif held > self._before + _MOST_GROWTH:
+            self._before = private_bytes
+        elif private_bytes > self._before + _MOST_GROWTH:
             give_back()
             self._before = None
 

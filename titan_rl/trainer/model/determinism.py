@@ -16,7 +16,7 @@ from titan_rl.compat.torch.compiling import set_compiler_determinism
 from titan_rl.kernels import linear_logprob
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
 
 _WORKSPACE = ":4096:8"
 """Of cuBLAS: eight buffers of 4 MiB for each stream; torch refuses to multiply without one of the two fixed sizes."""
@@ -24,7 +24,7 @@ _TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
 """By what the trainer computes in: how far a repeated step may be off where additions have no fixed order."""
 
 
-def set_determinism(wanted: bool, device: torch.device) -> None:
+def set_determinism(enabled: bool, device: torch.device) -> None:
     """Of this process, before it has multiplied anything on its GPU. On a CPU nothing changes.
 
     An operation that has no deterministic form then raises RuntimeError, which names it. torch's own switch makes
@@ -32,20 +32,20 @@ def set_determinism(wanted: bool, device: torch.device) -> None:
     """
     if device.type == "cpu":
         return
-    if wanted:
+    if enabled:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = _WORKSPACE
-    torch.use_deterministic_algorithms(wanted)
-    torch.backends.cudnn.deterministic = wanted
+    torch.use_deterministic_algorithms(enabled)
+    torch.backends.cudnn.deterministic = enabled
     torch.backends.cudnn.benchmark = False
     # what is given out uninitialized is never read here: filling it would cost a pass and find nothing
     # (a checker does not see the attribute: torch makes it by replacing the module's class)
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    set_compiler_determinism(wanted)  # compiled kernels are chosen by the clock, too
-    linear_logprob.tune_by_the_clock(not wanted)
+    set_compiler_determinism(enabled)  # compiled kernels are chosen by the clock, too
+    linear_logprob.tune_by_the_clock(not enabled)
 
 
 @dataclass(frozen=True)
-class TrainedOn:
+class RankPlatform:
     """What a trainer rank computes on."""
 
     device: str
@@ -60,13 +60,13 @@ class TrainedOn:
         return self.device == "cpu" or self.deterministic
 
 
-def trained_on(learner: "Side") -> TrainedOn:
+def rank_platform(learner: "TrainerRank") -> RankPlatform:
     """Of a rank's learner: what a controller has it asked (``examine`` of actors/trainer.py)."""
     name = "cpu" if learner.device.type == "cpu" else torch.cuda.get_device_name(learner.device)
-    return TrainedOn(name, learner.titan.debug.deterministic, torch.__version__)
+    return RankPlatform(name, learner.titan.debug.deterministic, torch.__version__)
 
 
-def tolerance(places: list[TrainedOn], dtype: str) -> float:
+def tolerance(places: list[RankPlatform], dtype: str) -> float:
     """How far apart, relatively, the same step may come out that was done on each of these; 0: not by a bit.
 
     ``dtype``: ``training.mixed_precision_param``. Two kinds of device are two orders of addition.

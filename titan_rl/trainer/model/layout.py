@@ -85,18 +85,18 @@ def _check_pipeline(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> Non
             f"last stage would share: use a model with tie_word_embeddings = false, or other kinds of parallelism"
         )
     stages = stage_modules(parallelism, hf.num_hidden_layers)
-    given = parallelism.module_fqns_per_model_part
+    per_stage = parallelism.module_fqns_per_model_part
     expected = ["tok_embeddings", *(f"layers.{layer}" for layer in range(hf.num_hidden_layers)), "norm", "lm_head"]
-    if given is not None and sum(given, []) != expected:
+    if per_stage is not None and sum(per_stage, []) != expected:
         raise ConfigError(
             "parallelism.module_fqns_per_model_part must hold tok_embeddings, every layers.N, norm and lm_head once "
             "and in this order: correct it, or leave it out"
         )
     several = parallelism.pipeline_parallel_schedule != "1F1B"
     if len(stages) % degree or (len(stages) > degree) != several:
-        wanted = f"a multiple of {degree} above {degree}" if several else f"{degree}"
+        num_stages = f"a multiple of {degree} above {degree}" if several else f"{degree}"
         raise ConfigError(
-            f"parallelism.pipeline_parallel_schedule = {parallelism.pipeline_parallel_schedule!r} wants {wanted} "
+            f"parallelism.pipeline_parallel_schedule = {parallelism.pipeline_parallel_schedule!r} wants {num_stages} "
             f"stages, but there are {len(stages)}: change pipeline_parallel_layers_per_stage, or leave it out"
         )
 

@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING
 import torch
 
 from titan_rl.mesh.resources.released_memory import give_back
-from titan_rl.trainer.model.parameter_memory import Held, held_by, is_moment
+from titan_rl.trainer.model.parameter_memory import TrainedTensor, is_moment, trained_tensors
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
 
 
-def offload(learner: "Side") -> list[Held]:
+def offload(learner: "TrainerRank") -> list[TrainedTensor]:
     """What was moved to the host, for ``onload``. Nobody may be copying the state."""
     moved = [] if learner.device.type == "cpu" else moments_of(learner)
-    for held in moved:
-        move(held, torch.device("cpu"))
+    for tensor in moved:
+        move(tensor, torch.device("cpu"))
     give_back()
     return moved
 
 
-def onload(learner: "Side", moved: list[Held]) -> None:
-    for held in moved:
-        move(held, learner.device)
+def onload(learner: "TrainerRank", moved: list[TrainedTensor]) -> None:
+    for tensor in moved:
+        move(tensor, learner.device)
 
 
-def moments_of(learner: "Side") -> list[Held]:
+def moments_of(learner: "TrainerRank") -> list[TrainedTensor]:
     """Those that have any values on this rank."""
-    return [held for held in held_by(learner) if is_moment(held) and held.memory.nbytes]
+    return [tensor for tensor in trained_tensors(learner) if is_moment(tensor) and tensor.memory.nbytes]
 
 
-def move(held: Held, device: torch.device) -> None:
+def move(tensor: TrainedTensor, device: torch.device) -> None:
     """Pinned where it comes from a GPU."""
-    before = held.memory
-    held.move(torch.empty_like(before, device=device, pin_memory=before.device.type == "cuda"))
+    before = tensor.memory
+    tensor.move(torch.empty_like(before, device=device, pin_memory=before.device.type == "cuda"))

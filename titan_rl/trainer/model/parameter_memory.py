@@ -13,14 +13,14 @@ from titan_rl.compat.torch.fsdp import ShardedParameter, padded_memory, set_padd
 from titan_rl.compat.torch.sharding import local_memory, set_local_memory
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's."""
 
 
 @dataclass(frozen=True)
-class Held(ABC):
+class TrainedTensor(ABC):
     """One tensor of what a rank trains: a parameter, or a moment of one."""
 
     optimizer: torch.optim.Optimizer
@@ -37,7 +37,7 @@ class Held(ABC):
 
 
 @dataclass(frozen=True)
-class _Weight(Held):
+class _Weight(TrainedTensor):
     sharded: ShardedParameter | None
     """FSDP2's own record of the parameter, which keeps its memory with its padding; None where there is none."""
 
@@ -62,7 +62,7 @@ class _Weight(Held):
 
 
 @dataclass(frozen=True)
-class _Moment(Held):
+class _Moment(TrainedTensor):
     name: str
 
     @property
@@ -79,33 +79,35 @@ class _Moment(Held):
             state[self.name] = memory
 
 
-def is_moment(held: Held) -> bool:
-    return isinstance(held, _Moment)
+def is_moment(tensor: TrainedTensor) -> bool:
+    return isinstance(tensor, _Moment)
 
 
-def held_by(learner: "Side") -> list[Held]:
+def trained_tensors(learner: "TrainerRank") -> list[TrainedTensor]:
     """All that an update changes, in an order that all processes of a rank agree on."""
-    sharded = {id(one.sharded_param): one for one in _sharded_parameters(learner)}
+    sharded = {
+        id(parameter_record.sharded_param): parameter_record for parameter_record in _sharded_parameters(learner)
+    }
     return [
-        held
+        tensor
         for optimizer in learner.optimizers()
         for group in optimizer.param_groups
         for parameter in group["params"]
-        for held in (
+        for tensor in (
             _Weight(optimizer, parameter, sharded.get(id(parameter))),
             *(_Moment(optimizer, parameter, name) for name in _MOMENTS),
         )
     ]
 
 
-def _sharded_parameters(learner: "Side") -> list[ShardedParameter]:
+def _sharded_parameters(learner: "TrainerRank") -> list[ShardedParameter]:
     return [
-        one
+        parameter
         for model in learner.learning().values()
         for part in model.model_parts
         for module in part.modules()
         if isinstance(module, FSDPModule)
-        for one in sharded_parameters(module)
+        for parameter in sharded_parameters(module)
     ]
 
 

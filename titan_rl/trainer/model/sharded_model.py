@@ -30,7 +30,7 @@ from titan_rl.models.weights.hf_weights import export_dtypes, load_hf, save_hf
 from titan_rl.models.weights.shards import Shard, decoder_of, local_shards
 from titan_rl.trainer.model.adapters import Adapters
 from titan_rl.trainer.model.parallel import parallel_model
-from titan_rl.trainer.model.unsharded import LoneRank, is_lone
+from titan_rl.trainer.model.unsharded import UnshardedModel, can_be_unsharded
 from titan_rl.trainer.titan_config import TitanConfig
 
 Columns = dict[str, torch.Tensor]
@@ -68,7 +68,9 @@ class ShardedModel:
             decoder_of(spec), device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
         )
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
-        self.lone = LoneRank(spec, titan, self.parts[0]) if is_lone(titan, parallel_dims, device) else None
+        self.unsharded = (
+            UnshardedModel(spec, titan, self.parts[0]) if can_be_unsharded(titan, parallel_dims, device) else None
+        )
         self.adapters: Adapters | None = None
         self.load(path)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
@@ -109,8 +111,8 @@ class ShardedModel:
         self,
         rows: list[Row],
         loss: Callable[[torch.Tensor, int, Columns], torch.Tensor],
-        asked: Callable[[Columns], dict] = lambda columns: {},
-        still: Collection[int] = (),
+        keywords_of: Callable[[Columns], dict] = lambda columns: {},
+        without_gradient: Collection[int] = (),
     ) -> None:
         """Add the gradients of all rows' losses up. Rows are fitted.
 
@@ -121,18 +123,20 @@ class ShardedModel:
         columns = [self.columns(row) for row in rows]
 
         def keywords(index: int) -> dict:
-            return self.keywords(rows[index], columns[index]) | asked(columns[index])
+            return self.keywords(rows[index], columns[index]) | keywords_of(columns[index])
 
         with self._computing() as model:
             if self.pipeline is None:
-                order = sorted(range(len(rows)), key=lambda index: index not in still)  # a backward comes last
+                order = sorted(
+                    range(len(rows)), key=lambda index: index not in without_gradient
+                )  # a backward comes last
                 for place, index in enumerate(order, 1):
                     self._keep_gathered(place < len(rows))
-                    with torch.set_grad_enabled(index not in still):
+                    with torch.set_grad_enabled(index not in without_gradient):
                         output = model(columns[index]["tokens_T"][None], **keywords(index))
-                        lost = loss(output, index, columns[index])
-                    if index not in still:
-                        lost.backward()
+                        row_loss = loss(output, index, columns[index])
+                    if index not in without_gradient:
+                        row_loss.backward()
             else:
                 self.pipeline.forward_backward(
                     [c["tokens_T"][None] for c in columns],
@@ -140,26 +144,29 @@ class ShardedModel:
                     self._hidden_shape(rows[0]),
                     lambda statistics_KS, index: loss(statistics_KS, index, columns[index]),
                 )
-        if len(still) == len(rows):
+        if len(without_gradient) == len(rows):
             self._reshard()
 
     @contextmanager
     def _computing(self) -> Iterator[torch.nn.Module]:
         """What gives the statistics of rows, unless there is a pipeline."""
-        with self._spmd_context(), self.lone.computing() if self.lone else nullcontext(self.parts[0]) as model:
+        with (
+            self._spmd_context(),
+            self.unsharded.computing() if self.unsharded else nullcontext(self.parts[0]) as model,
+        ):
             yield model
 
     def _keep_gathered(self, yes: bool) -> None:
         """Whether the next backward leaves the weights that were gathered for it to the forward after it, where the
         layout keeps them from a forward to its backward anyway."""
-        if self.lone is None and self.titan.parallelism.fsdp_reshard_after_forward == "never":
+        if self.unsharded is None and self.titan.parallelism.fsdp_reshard_after_forward == "never":
             for module in self.parts[0].modules():
                 if isinstance(module, FSDPModule):
                     module.set_reshard_after_backward(not yes, recurse=False)
 
     @torch.no_grad()
     def measure(
-        self, rows: list[Row], asked_of: Callable[[Columns], dict] = lambda columns: {}, **asked: Any
+        self, rows: list[Row], keywords_of: Callable[[Columns], dict] = lambda columns: {}, **extra: Any
     ) -> list[torch.Tensor | None]:
         """What the head gives for each row's trained tokens, [K, S] or [S], without a gradient. Rows are fitted.
 
@@ -167,17 +174,17 @@ class ShardedModel:
 
         None on the stages of a pipeline that are not the last.
         """
-        found = []
+        outputs = []
         with self._computing() as model:
             for row in rows:
                 columns = self.columns(row)
-                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | asked_of(columns) | asked
+                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | keywords_of(columns) | extra
                 if self.pipeline is None:
-                    found.append(model(tokens, **keywords))
+                    outputs.append(model(tokens, **keywords))
                 else:
-                    found.append(self.pipeline.forward(tokens, keywords, self._hidden_shape(row)))
+                    outputs.append(self.pipeline.forward(tokens, keywords, self._hidden_shape(row)))
         self._reshard()
-        return found
+        return outputs
 
     def _reshard(self) -> None:
         """FSDP keeps what it gathered last for a backward. None comes here, and weights may be loaded before the next

@@ -48,15 +48,15 @@ def loss_inputs(
     below them those of the teacher's words [K, S]), or [S] values. Of the log-probabilities' row, ``offsets_N`` gives
     the samples."""
     sampling_logprob_S, advantage_S, weight_S = (columns[name] for name in _LOSS_COLUMNS)
-    found = {name: columns[name] for name in _ROLE_COLUMNS if name in columns}
+    role_columns = {name: columns[name] for name in _ROLE_COLUMNS if name in columns}
     if algorithm.head == "value":
         nothing_S = torch.zeros_like(sampling_logprob_S)
-        logprob_S, entropy_S, found = nothing_S, nothing_S, found | {"value_S": statistics}
+        logprob_S, entropy_S, role_columns = nothing_S, nothing_S, role_columns | {"value_S": statistics}
     else:
         logprob_S, entropy_S, *words = statistics
-        found |= {"word_logprob_SK": torch.stack(words, dim=1)} if words else {}
+        role_columns |= {"word_logprob_SK": torch.stack(words, dim=1)} if words else {}
         entropy_S = entropy_S if algorithm.needs.entropy_gradient else entropy_S.detach()
-    return LossInputs(logprob_S, sampling_logprob_S, advantage_S, weight_S, entropy_S, offsets_N, **found)
+    return LossInputs(logprob_S, sampling_logprob_S, advantage_S, weight_S, entropy_S, offsets_N, **role_columns)
 
 
 def loss_and_sums(
@@ -103,11 +103,13 @@ def no_statistics(algorithm: Algorithm, num_tokens: int, device: torch.device) -
     return torch.zeros(2 + algorithm.needs.teacher_words, num_tokens, device=device)
 
 
-def zero_totals(algorithm: Algorithm, found: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
+def zero_totals(
+    algorithm: Algorithm, role_columns: Mapping[str, np.ndarray], device: torch.device
+) -> dict[str, torch.Tensor]:
     """Every name that ``loss_and_sums`` gives, on ranks that see no log-probabilities too, in one order. ``found``:
     the columns that roles give, zeros for one token."""
     columns = dict.fromkeys(_LOSS_COLUMNS, torch.zeros(1, device=device))
-    columns |= {name: torch.from_numpy(zeros).to(device) for name, zeros in found.items()}
+    columns |= {name: torch.from_numpy(zeros).to(device) for name, zeros in role_columns.items()}
     columns |= {"offsets_N": torch.tensor([0, 1], device=device)}
     _, sums = loss_and_sums(algorithm, no_statistics(algorithm, 1, device), columns)
     return {name: torch.zeros((), dtype=torch.float64, device=device) for name in sorted(sums)}

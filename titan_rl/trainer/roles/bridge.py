@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from titan_rl.mesh.resources.rendezvous import store_at
-from titan_rl.trainer.distributed.process_group import on_leaving
+from titan_rl.trainer.distributed.process_group import on_group_exit
 
 
 class Bridge:
@@ -25,11 +25,11 @@ class Bridge:
         self._group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=seconds))
         self.rank, self.world_size = rank, world_size
         self._others = slice(policy_ranks, None) if rank < policy_ranks else slice(policy_ranks)
-        on_leaving(self._group.shutdown)
+        on_group_exit(self._group.shutdown)
 
-    def exchange(self, said: Any) -> list[Any]:
+    def exchange(self, message: Any) -> list[Any]:
         """What each rank of the other side says, in their order; anything that pickles."""
-        mine = torch.frombuffer(bytearray(pickle.dumps(said)), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
         lengths = self._gathered(torch.tensor([len(mine)]), 1)
         padded = torch.zeros(max(map(int, lengths)), dtype=torch.uint8)
         padded[: len(mine)] = mine

@@ -31,16 +31,16 @@ class FrozenRole:
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         """Of fitted rows, float32 [S] each, and the words as in ``found_columns``; nothing on the stages of a pipeline
         that are not the last."""
-        asked: dict[str, Any] = {"num_likeliest": self.num_words} if self.num_words else {}
-        return [{} if s is None else self._columns(s) for s in self.model.measure(rows, **asked)]
+        keywords: dict[str, Any] = {"num_likeliest": self.num_words} if self.num_words else {}
+        return [{} if s is None else self._columns(s) for s in self.model.measure(rows, **keywords)]
 
     def _columns(self, statistics: torch.Tensor) -> dict[str, np.ndarray]:
         """``statistics``: log-probabilities, entropies, words and their log-probabilities [2 + 2K, S]."""
-        found = {self.gives: as_array(statistics[0])}
+        columns = {self.gives: as_array(statistics[0])}
         if not self.num_words:
-            return found
+            return columns
         words_KS, logprob_KS = statistics[2:].split(self.num_words)
-        return found | {WORDS: words_KS.T.long().cpu().numpy(), "teacher_word_logprob_SK": as_array(logprob_KS.T)}
+        return columns | {WORDS: words_KS.T.long().cpu().numpy(), "teacher_word_logprob_SK": as_array(logprob_KS.T)}
 
 
 class PolicyWithoutAdapters(FrozenRole):

@@ -2,7 +2,7 @@
 
     find (of all rows, before a step's first update of the policy) ─▶ ... advantages ... ─▶ learn (an update)
 
-It lives in the policy's processes and in their layout, or in processes of its own (lone_learned.py), and learns from
+It lives in the policy's processes and in their layout, or in processes of its own (learned_worker.py), and learns from
 the policy's rows. Its state is part of the rank's: in snapshots and in checkpoints (there under its name). An update
 that is not finite is taken back and told, before the policy's is made: so nothing of a batch with bad numbers is
 applied to either. One that learns first, before advantages are made, is taken back when the policy cannot apply it.
@@ -34,24 +34,24 @@ from titan_rl.trainer.distributed.ranks import (
 )
 from titan_rl.trainer.model.optimizer import build_optimizer, load_schedule
 from titan_rl.trainer.model.sharded_model import Columns, ShardedModel
-from titan_rl.trainer.objective.nonfinite import find_culprits
+from titan_rl.trainer.objective.nonfinite import find_nonfinite_samples
 from titan_rl.trainer.objective.preparation import completed
 from titan_rl.trainer.titan_config import TitanConfig, learned_titan
 from titan_rl.trainer.whole_rollouts import joined_loss
 
-Told = dict[str, float] | BadNumbers
+RoleResult = dict[str, float] | BadNumbers
 """Of a batch: metrics, or why nothing of it was applied."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class RoleState:
     """A rank's part of a role's state, as it was."""
 
     tensors: list[torch.Tensor]
     schedule: dict[str, Any]
 
 
-class Taught(ABC):
+class LearnedRoleInterface(ABC):
     """A role that learns beside the policy, as the policy's steps see it, wherever it lives."""
 
     settings: LearnedRoleConfig
@@ -64,11 +64,11 @@ class Taught(ABC):
 
     @property
     @abstractmethod
-    def learns_alone(self) -> bool:
+    def is_warming_up(self) -> bool:
         """Whether the run is still in the steps before the policy's first update."""
 
     @abstractmethod
-    def begin_as(self, policy: ShardedModel) -> None:
+    def init_from(self, policy: ShardedModel) -> None:
         """Take the policy's weights."""
 
     @abstractmethod
@@ -80,19 +80,19 @@ class Taught(ABC):
         """What it says of fitted rows; nothing on the stages of a pipeline that are not the last."""
 
     @abstractmethod
-    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+    def zero_columns(self, num_tokens: int) -> dict[str, np.ndarray]:
         """Zeros for all of its columns."""
 
     @abstractmethod
-    def learn(self, rows: list[Row]) -> Told:
+    def learn(self, rows: list[Row]) -> RoleResult:
         """The updates on a batch."""
 
     @abstractmethod
-    def kept(self) -> Kept:
+    def saved_state(self) -> RoleState:
         """A copy of what updates change."""
 
     @abstractmethod
-    def put_back(self, kept: Kept) -> None:
+    def restore(self, state: RoleState) -> None:
         """As it was when ``kept`` was made."""
 
     @abstractmethod
@@ -113,7 +113,7 @@ def _add(totals: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> None
         totals[name] += value
 
 
-class LearnedRole(Taught):
+class LearnedRole(LearnedRoleInterface):
     name: ClassVar[str]
     """Its section of the TOML, what ``Needs`` calls it, and how its metrics, weights and checkpoints begin."""
     gives: str
@@ -153,7 +153,7 @@ class LearnedRole(Taught):
     # what a role is
 
     @abstractmethod
-    def _loss(self, given_S: torch.Tensor, columns: Columns, /) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _loss(self, output_S: torch.Tensor, columns: Columns, /) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Of a row, by what the head gave: a sum over tokens; and ``sums``."""
 
     @abstractmethod
@@ -167,18 +167,18 @@ class LearnedRole(Taught):
     # the steps of a run
 
     @property
-    def learns_alone(self) -> bool:
+    def is_warming_up(self) -> bool:
         """Whether the run is still in the steps before the policy's first update. The schedule counts them."""
         return self.scheduler.schedulers[0].last_epoch < self.settings.warmup_steps * self.updates_per_step
 
     @torch.no_grad()
-    def begin_as(self, policy: ShardedModel) -> None:
+    def init_from(self, policy: ShardedModel) -> None:
         """Take the policy's weights, with its adapters if it has any; a head that it does not have stays."""
-        theirs = {(shard.name, shard.start): shard for shard in policy.shards()}
-        names = {name for name, _ in theirs}
+        policy_shards = {(shard.name, shard.start): shard for shard in policy.shards()}
+        names = {name for name, _ in policy_shards}
         for shard in self.shards():
             if shard.name in names:
-                shard.tensor.copy_(theirs[shard.name, shard.start].merged())
+                shard.tensor.copy_(policy_shards[shard.name, shard.start].merged())
 
     def begin(self, rows: list[Row]) -> None:
         """All is done in ``learn``."""
@@ -189,35 +189,35 @@ class LearnedRole(Taught):
     def end_step(self) -> None:
         """It waits for nobody."""
 
-    def learn(self, rows: list[Row], agrees: Callable[[Told], bool] = lambda told: True) -> Told:
+    def learn(self, rows: list[Row], approves: Callable[[RoleResult], bool] = lambda result: True) -> RoleResult:
         """The updates on a batch. Loss, gradient norm and learning rate are those of the first.
 
         ``agrees``: is told what came of them before the last is made; if it does not agree, none is."""
-        kept, totals = self.kept() if self.settings.updates > 1 else None, []
+        state, totals = self.saved_state() if self.settings.updates > 1 else None, []
         try:
             for _ in range(self.settings.updates):
                 if totals:
                     self._apply()
                 totals.append(self._gradients(rows))
         except FloatingPointError as error:
-            self._go_back(kept)
-            bad = find_culprits(self, rows, f"{self.name}: {error}")
-            agrees(bad)
+            self._go_back(state)
+            bad = find_nonfinite_samples(self, rows, f"{self.name}: {error}")
+            approves(bad)
             return bad
         names = ("loss", "grad_norm", "learning_rate")
-        told = {f"{self.name}_{name}": totals[0][name] for name in names} | self._metrics(totals[0], totals[-1])
-        if not agrees(told):
-            self._go_back(kept)
-            return told
+        result = {f"{self.name}_{name}": totals[0][name] for name in names} | self._metrics(totals[0], totals[-1])
+        if not approves(result):
+            self._go_back(state)
+            return result
         self._apply()
         self.scheduler.step()
-        return told
+        return result
 
-    def _go_back(self, kept: Kept | None) -> None:
+    def _go_back(self, state: RoleState | None) -> None:
         """Without the gradients at hand, and without the updates since ``kept``."""
         self.optimizer.zero_grad()
-        if kept is not None:
-            self.put_back(kept)
+        if state is not None:
+            self.restore(state)
 
     def _gradients(self, rows: list[Row]) -> dict[str, float]:
         """Of an update, clipped. Errors: FloatingPointError for a loss or gradient that is not finite."""
@@ -234,12 +234,12 @@ class LearnedRole(Taught):
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+    def zero_columns(self, num_tokens: int) -> dict[str, np.ndarray]:
         return {name: np.zeros(num_tokens, np.float32) for name in self.columns}
 
     def completed(self, rows: list[Row]) -> list[Row]:
         """Fitted, and with all of its columns."""
-        return completed(self.model.fit(rows), self.nothing_found)
+        return completed(self.model.fit(rows), self.zero_columns)
 
     def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
         """Add the rows' gradients up; gives back sums over their trained tokens."""
@@ -251,9 +251,9 @@ class LearnedRole(Taught):
         def loss(statistics: torch.Tensor, index: int, columns: Columns) -> torch.Tensor:
             statistics_KS = statistics.reshape(-1, statistics.shape[-1])
             self.statistics[index] = statistics_KS.detach()
-            found, sums = self._loss_and_sums(statistics_KS, columns)
+            row_loss, sums = self._loss_and_sums(statistics_KS, columns)
             _add(totals, sums)
-            return found
+            return row_loss
 
         if not self.asks_of_whole_rollouts:
             self.model.forward_backward(rows, loss)
@@ -300,14 +300,14 @@ class LearnedRole(Taught):
                 for tensor in (parameter.detach(), *moments.values()):
                     yield tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
-    def kept(self) -> Kept:
+    def saved_state(self) -> RoleState:
         """A copy of what updates change."""
-        return Kept([tensor.clone() for tensor in self._state()], self.scheduler.state_dict())
+        return RoleState([tensor.clone() for tensor in self._state()], self.scheduler.state_dict())
 
     @torch.no_grad()
-    def put_back(self, kept: Kept) -> None:
+    def restore(self, state: RoleState) -> None:
         """As it was when ``kept`` was made."""
         self.before_update()
-        for tensor, before in zip(self._state(), kept.tensors, strict=True):
+        for tensor, before in zip(self._state(), state.tensors, strict=True):
             tensor.copy_(before)
-        load_schedule(self.scheduler, kept.schedule)
+        load_schedule(self.scheduler, state.schedule)

@@ -23,14 +23,14 @@ def needed_roles(needs: Needs) -> list[str]:
     return [role for role in FROZEN if getattr(needs, role)]
 
 
-def role_path(config: Config, role: str, model_path: str | Path, kept: str) -> str | Path:
+def role_path(config: Config, role: str, model_path: str | Path, initial_policy: str) -> str | Path:
     """The directory of a role's weights.
 
     ``kept``: where the run keeps the policy as it was when reinforcement learning began (controller/initial_policy.py);
     until then, and where that is what the run starts from, the model that it starts from is the same.
     """
-    own = getattr(config, role).path
-    return own or (kept if kept and Path(kept).exists() else model_path)
+    configured = getattr(config, role).path
+    return configured or (initial_policy if initial_policy and Path(initial_policy).exists() else model_path)
 
 
 def learned_role(needs: Needs) -> str | None:

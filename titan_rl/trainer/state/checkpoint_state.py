@@ -27,7 +27,7 @@ from titan_rl.trainer.state.plain_state import StateError, load_state, read_meta
 
 if TYPE_CHECKING:  # they bring TorchTitan along
     from titan_rl.trainer.learning import LearningModel
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
     from titan_rl.trainer.roles.learned_role import LearnedRole
     from titan_rl.trainer.step.learner import Learner
 
@@ -38,11 +38,11 @@ def random_state() -> dict[str, torch.Tensor]:
     python = torch.frombuffer(bytearray(json.dumps(random.getstate()).encode()), dtype=torch.uint8)
     state = np.random.get_state()
     assert isinstance(state, tuple)  # as it is unless another form is asked for
-    _, keys, *rest = state
+    _, keys, *position_and_gauss = state
     return {
         "torch": torch.get_rng_state(),
         "numpy_keys": torch.from_numpy(keys.astype(np.int64)),
-        "numpy_rest": torch.tensor([float(value) for value in rest], dtype=torch.float64),
+        "numpy_rest": torch.tensor([float(value) for value in position_and_gauss], dtype=torch.float64),
         "python": python,
     }
 
@@ -91,7 +91,7 @@ def _model_state(learning: "LearningModel", *, adapters_alone: bool = False) -> 
 class BackgroundSave:
     """Saves one rank's state: copies it, and a thread writes the copy while training goes on. One save at a time."""
 
-    def __init__(self, learner: "Side"):
+    def __init__(self, learner: "TrainerRank"):
         self.learner = learner
         # a group of its own, apart from training's collectives; its timeout ends the wait for a dead rank
         timeout = timedelta(seconds=learner.titan.comm.init_timeout_seconds)
@@ -165,7 +165,7 @@ def load_role(role: "LearnedRole", checkpoint: Path) -> bool:
 
 def role_folder(checkpoint: Path, name: str) -> Path:
     """Where in a checkpoint a role is that learns: by itself if it had processes of its own."""
-    return own if (own := checkpoint / name).is_dir() else checkpoint
+    return role_only if (role_only := checkpoint / name).is_dir() else checkpoint
 
 
 def load_random(folder: Path) -> None:

@@ -122,15 +122,15 @@ def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) ->
             load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=no_dist)
     except CheckpointException as failure:  # a BaseException, which holds what each rank raised
         rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
-        said = " ".join(str(error).split())[:_SHOWN]
-        raise StateError(f"{folder} cannot be loaded (rank {rank}): {type(error).__name__}: {said}") from error
+        message = " ".join(str(error).split())[:_SHOWN]
+        raise StateError(f"{folder} cannot be loaded (rank {rank}): {type(error).__name__}: {message}") from error
 
 
 def read_metadata(folder: Path) -> Metadata:
     """Which tensors a checkpoint has, and where. Errors: StateError for whatever is not as DCP writes it."""
     try:
         with open_file(folder / _METADATA, _METADATA_BYTES) as file:
-            found = _Unpickler(file).load()
+            metadata = _Unpickler(file).load()
     except StateError:
         raise
     except RefusedFile as error:
@@ -139,8 +139,8 @@ def read_metadata(folder: Path) -> Metadata:
         raise StateError(f"its {_METADATA} cannot be read: {error.strerror}") from None
     except Exception as error:  # a pickle that is cut short or made up may raise anything
         raise StateError(f"its {_METADATA} cannot be read ({type(error).__name__})") from None
-    _check(found, folder)
-    return found
+    _check(metadata, folder)
+    return metadata
 
 
 def state_flaw(folder: Path) -> str | None:
@@ -177,17 +177,17 @@ def _check_values(metadata: Metadata, folder: Path) -> None:
             raise StateError(f"its {index.fqn} is no plain value ({type(error).__name__})") from None
 
 
-def _check(found: Any, folder: Path) -> None:
+def _check(metadata: Any, folder: Path) -> None:
     """Errors: StateError unless it is of DCP's types, and all of it lies in files of that folder."""
     try:
-        entries, places = found.state_dict_metadata, found.storage_data
+        entries, places = metadata.state_dict_metadata, metadata.storage_data
         sizes = sizes_of(folder)
         is_sound = (
             all(
                 isinstance(name, str) and _is_sound_entry(entry, sum(sizes.values())) for name, entry in entries.items()
             )
             and all(isinstance(index, MetadataIndex) and _lies_in(place, sizes) for index, place in places.items())
-            and isinstance(found.storage_meta, described.StorageMeta | None)
+            and isinstance(metadata.storage_meta, described.StorageMeta | None)
         )
     except (AttributeError, TypeError, ValueError):
         is_sound = False

@@ -36,9 +36,9 @@ def _instead(
     learner: "Learner", algorithm: Algorithm, optimizer: OptimizersContainer, scheduler: LRSchedulersContainer
 ) -> Iterator[None]:
     """Train by these for a while."""
-    kept = learner.algorithm, learner.optimizer, learner.scheduler
+    before = learner.algorithm, learner.optimizer, learner.scheduler
     learner.algorithm, learner.optimizer, learner.scheduler = algorithm, optimizer, scheduler
     try:
         yield
     finally:
-        learner.algorithm, learner.optimizer, learner.scheduler = kept
+        learner.algorithm, learner.optimizer, learner.scheduler = before
