@@ -14,8 +14,10 @@ from titan_rl.trainer.titan_config import build_titan, role_titan
 def join_rank(
     config: Config, model_path: str, initial_policy: str, rank: int, world_size: int, rendezvous: str
 ) -> TrainerRank:
-    """Join the side that the rank belongs to, and build its part of the models there. ``kept``: where the run keeps the
-    policy (``role_names.role_path``). ``rendezvous``: as in ``join_group``."""
+    """Join the process groups of a rank, and build its part of the models.
+
+    ``initial_policy``: directory of the policy at the start of RL (``names.role_path``); ``rendezvous``: as in
+    ``join_group``."""
     titan = build_titan(config)
     seconds, policy_ranks = titan.comm.init_timeout_seconds, titan.world_size
     on_data = bool(config.data.file)

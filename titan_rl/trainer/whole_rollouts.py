@@ -1,4 +1,4 @@
-"""Rollouts whose branches lie in several rows, of any rank, put together: for what is asked of a whole rollout.
+"""Joining of rollouts whose branches lie in several rows or ranks, for losses of whole rollouts.
 
     rows ─▶ join ─▶ the same rows, in which these rollouts weigh nothing
                  └▶ one row of all their tokens, the same on every rank ─▶ what was found goes back to each row
@@ -22,15 +22,15 @@ from titan_rl.trainer.distributed.ranks import anywhere, gathered, rank
 from titan_rl.trainer.model.sharded_model import Columns, ShardedModel
 
 Branch = tuple[int, int]
-"""The number of a rollout in its batch, and that of a branch in it."""
+"""Number of a rollout in its batch, and of a branch in the rollout."""
 _COLUMNS = ("source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
 _WEIGHTS = ("outcome_weight_S",)
-"""What roles weigh tokens by."""
+"""Token weights of roles."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A branch of a split rollout: its owner, its columns, and what the head gave [K, S]."""
+    """Branch of a split rollout: owner, columns, and head outputs [K, S]."""
 
     owner: tuple[str, int, int]
     columns: dict[str, np.ndarray]
@@ -40,7 +40,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Join:
-    """A batch's rows of one rank, and what stands apart from them."""
+    """Rows of one rank, and its split rollouts joined in one more row."""
 
     rows: list[Row]
     """In which split rollouts weigh nothing."""
@@ -54,7 +54,7 @@ class Join:
     """Of a row by its number, where its split branches are in it and in ``whole``."""
 
     def scattered(self, values_S: np.ndarray, index: int, whole_S: np.ndarray) -> np.ndarray:
-        """A row's values, those of split branches from ``whole_S``."""
+        """Values of a row, with those of split branches taken from ``whole_S``."""
         values_S = values_S.copy()
         for here, there in self.slices.get(index, []):
             values_S[here] = whole_S[there]
@@ -68,7 +68,9 @@ def join(
     *,
     is_counted: bool,
 ) -> Join:
-    """All ranks together. ``measured``: what the head gives for each row [K, S], asked only where a rollout is split.
+    """Join split rollouts over all ranks; all call it.
+
+    ``measured``: head outputs [K, S] of each row, computed only where a rollout is split.
     ``is_counted``: of ranks that see the same rows, one must be."""
     if not anywhere([any(row.split for row in rows)], device)[0]:
         return Join(rows)
@@ -136,7 +138,7 @@ RowLoss = Callable[[torch.Tensor, int, Columns], torch.Tensor]
 
 
 class JoinedLoss:
-    """What split rollouts add to the losses of a batch's rows."""
+    """Gradient terms of split rollouts, added to the losses of a batch's rows."""
 
     def __init__(
         self,
@@ -178,6 +180,6 @@ def joined_loss(
     *,
     is_counted: bool,
 ) -> JoinedLoss:
-    """Of fitted rows. All ranks together; ``asked``: what the head is told besides."""
+    """Joined loss of fitted rows; all ranks call it. ``keywords_of``: further arguments of the head."""
     joined = join(rows, model.device, lambda: model.measure(rows, keywords_of), is_counted=is_counted)
     return JoinedLoss(joined, model, loss_and_sums)

@@ -1,4 +1,4 @@
-"""Memory that a process keeps although nothing is in it.
+"""Free memory that a process's allocator keeps, and its release.
 
 A CPU's trainer keeps what it frees (mesh/resources/cores.py): giving it back and faulting it in again would cost a
 quarter of a step. But rows of ever new lengths scatter what is free, so that a step of SmolLM2 took some 100 MiB more
@@ -18,11 +18,11 @@ _MOST_GROWTH = 2**30
 
 
 class CpuAllocator:
-    """Of this process: bounded, if it is told of every step's end."""
+    """Bound on the process's free memory; ``end_step`` follows each step."""
 
     def __init__(self) -> None:
         self._before: int | None = None
-        """Bytes that were held after the first step since all was given back."""
+        """Private bytes after the first step since the last release."""
 
     def end_step(self) -> None:
         private_bytes = _private_bytes()
@@ -34,8 +34,7 @@ class CpuAllocator:
 
 
 def release() -> None:
-    """What nobody refers to any more, models included: they are full of circles. On a GPU all that is free of it is
-    given back, since what comes next may be cut otherwise."""
+    """Collect unreferenced objects (models have reference cycles), and empty the GPU's cache."""
     gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()

@@ -1,5 +1,4 @@
-"""Whether a model can be spread over trainer ranks as ``[parallelism]`` says, and compiled: checked before any process
-starts."""
+"""Checks of ``[parallelism]`` and ``[compile]`` against a model, before any process starts."""
 
 from math import ceil
 
@@ -19,7 +18,7 @@ from titan_rl.trainer.titan_config import TitanConfig
 
 
 def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
-    """Errors: ConfigError with the reason and what to change."""
+    """Check a layout against a model. Errors: ConfigError with the reason and what to change."""
     experts = getattr(hf, "num_experts", 0)
     if parallelism.tensor_parallel_degree > 1:
         _check_tensor_parallel(hf, parallelism, experts)
@@ -35,8 +34,10 @@ def check_compile(
     *,
     on_cpu: bool | None = None,
 ) -> None:
-    """``on_cpu``: whether the run is; None: as here. Errors: ConfigError for a model that ``[compile]`` cannot compile
-    on this machine's devices; what GPUs elsewhere can compile is told there."""
+    """Check that ``[compile]`` can compile a model on this machine's devices.
+
+    ``on_cpu``: whether the run is on a CPU; None: as this process. Errors: ConfigError; GPUs of other hosts are checked
+    there."""
     here_on_cpu = device.DEVICE_TYPE == "cpu"
     if titan.compile.enable and (here_on_cpu if on_cpu is None else on_cpu):
         raise ConfigError("compile.enable needs an accelerator: packed rows change length at every step on a CPU")
@@ -102,7 +103,7 @@ def _check_pipeline(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> Non
 
 
 def stage_modules(parallelism: ParallelismConfig, num_layers: int) -> list[list[str]]:
-    """TorchTitan's names of the modules in each pipeline stage. Errors: ConfigError if they cannot be cut so."""
+    """Module names of each pipeline stage. Errors: ConfigError if the model cannot be split so."""
     if parallelism.module_fqns_per_model_part is not None:
         return parallelism.module_fqns_per_model_part
     first, last = (

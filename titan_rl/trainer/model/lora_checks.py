@@ -22,7 +22,7 @@ from titan_rl.trainer.titan_limits import check_patterns
 
 
 def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family: Family | None) -> None:
-    """Errors: ConfigError with the reason and what to change."""
+    """Check ``[lora]`` against a model. Errors: ConfigError with the reason and what to change."""
     try:
         targets = targets_of(spec_of(hf, "", family), config.lora)
     except ValueError as error:

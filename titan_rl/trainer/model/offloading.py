@@ -1,4 +1,4 @@
-"""A rank's memory while generators have its device: moments lie on the host, gradients and activations nowhere.
+"""Offloading of a rank's moments to the host while generators have its device.
 
 Weights stay, since they are what is sent. On a CPU, device and host are the same memory, and what is trained already
 lies where snapshots are kept: only what is free is given back.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # it brings TorchTitan along
 
 
 def offload(learner: "TrainerRank") -> list[TrainedTensor]:
-    """What was moved to the host, for ``onload``. Nobody may be copying the state."""
+    """Move moments to the host; returns them for ``onload``. No copy of the state may be under way."""
     moved = [] if learner.device.type == "cpu" else moments_of(learner)
     for tensor in moved:
         move(tensor, torch.device("cpu"))
@@ -25,16 +25,17 @@ def offload(learner: "TrainerRank") -> list[TrainedTensor]:
 
 
 def onload(learner: "TrainerRank", moved: list[TrainedTensor]) -> None:
+    """Move offloaded moments back to the device."""
     for tensor in moved:
         move(tensor, learner.device)
 
 
 def moments_of(learner: "TrainerRank") -> list[TrainedTensor]:
-    """Those that have any values on this rank."""
+    """Moments with values on this rank."""
     return [tensor for tensor in trained_tensors(learner) if is_moment(tensor) and tensor.memory.nbytes]
 
 
 def move(tensor: TrainedTensor, device: torch.device) -> None:
-    """Pinned where it comes from a GPU."""
+    """Move a tensor to a device; pinned if it comes from a GPU."""
     before = tensor.memory
     tensor.move(torch.empty_like(before, device=device, pin_memory=before.device.type == "cuda"))

@@ -21,8 +21,9 @@ _SFT_WARMUP_STEPS = 10
 def build_optimizer(
     titan: TitanConfig, model_parts: list[nn.Module], num_updates: int
 ) -> tuple[OptimizersContainer, LRSchedulersContainer]:
-    """As the TOML says; the schedule counts updates, of which a step may make several. After its last one it stays
-    where it is, where TorchTitan's would fall below 0 or rise again."""
+    """Optimizer and schedule of the TOML; the schedule counts updates.
+
+    After its last update the rate stays, where TorchTitan's would fall below 0 or rise again."""
     optimizer = titan.optimizer.build(model_parts=model_parts)
     for part in optimizer.optimizers:
         begin_moments(part)
@@ -50,7 +51,7 @@ def set_optimizer(
     model_parts: list[nn.Module],
     num_updates: int,
 ) -> None:
-    """Settings as the TOML says now, of the same groups of parameters; moments and the count of updates stay."""
+    """Apply changed settings to the same parameter groups; moments and update counts stay."""
     target = titan.optimizer.build(model_parts=model_parts)
     schedule = _build_schedule(titan, target, num_updates)
     for current, other in zip(optimizer.optimizers, target.optimizers, strict=True):
@@ -63,8 +64,7 @@ def set_optimizer(
 
 
 def load_optimizer(optimizer: OptimizersContainer, scheduler: LRSchedulersContainer, states: dict) -> None:
-    """What they had come to, by "optimizer" and "scheduler"; settings are those that they were built with, which may be
-    other ones now."""
+    """Load the states "optimizer" and "scheduler"; settings stay those of the present TOML."""
     settings = [[_settings(group) for group in part.param_groups] for part in optimizer.optimizers]
     optimizer.load_state_dict(states["optimizer"])
     for part, groups in zip(optimizer.optimizers, settings, strict=True):
@@ -74,7 +74,7 @@ def load_optimizer(optimizer: OptimizersContainer, scheduler: LRSchedulersContai
 
 
 def load_schedule(scheduler: LRSchedulersContainer, state: dict) -> None:
-    """The next update is made at the learning rate of its place in the schedule."""
+    """Load a schedule's state, and set the learning rate of its place."""
     scheduler.load_state_dict(state)
     for part in scheduler.schedulers:
         for group, rate in zip(part.optimizer.param_groups, part.get_last_lr(), strict=True):
@@ -88,7 +88,7 @@ def _settings(group: dict) -> dict:
 def build_sft_optimizer(
     model_parts: list[nn.Module], lr: float, num_steps: int
 ) -> tuple[OptimizersContainer, LRSchedulersContainer]:
-    """AdamW with a learning rate that rises at first and decays linearly to the end."""
+    """AdamW with linear warmup and decay, for ``num_steps`` supervised steps."""
     optimizer = adamw(lr=lr).build(model_parts=model_parts)
     schedule = LRSchedulersContainer.Config(warmup_steps=min(_SFT_WARMUP_STEPS, num_steps))
     return optimizer, schedule.build(optimizers=optimizer, training_steps=num_steps)
@@ -96,7 +96,7 @@ def build_sft_optimizer(
 
 @torch.no_grad()
 def begin_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Zero moments and count, as AdamW would make them at its first step.
+    """Initialize moments and step count to zero, as AdamW does at its first step.
 
     Left to that step, a checkpoint before it would make them, by an empty step of its own, which counts: the first
     real update then came out 0.735 times as large (torch.distributed.checkpoint's ``_init_optim_state``).

@@ -1,4 +1,4 @@
-"""Builds this rank's part of a sharded model from its spec, with TorchTitan's own functions."""
+"""Construction of a rank's part of a sharded model from its spec, by TorchTitan."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where the weights and moments of a rank lie, under DTensor and FSDP2, and how they come to lie elsewhere."""
+"""Memory of a rank's weights and moments under DTensor and FSDP2, and its relocation."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class TrainedTensor(ABC):
-    """One tensor of what a rank trains: a parameter, or a moment of one."""
+    """Parameter of a rank, or a moment of one."""
 
     optimizer: torch.optim.Optimizer
     parameter: torch.nn.Parameter
@@ -33,7 +33,7 @@ class TrainedTensor(ABC):
 
     @abstractmethod
     def move(self, memory: torch.Tensor) -> None:
-        """They lie here from now on; ``memory`` has their shape and dtype."""
+        """Move the values into ``memory``, which has their shape and dtype."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def is_moment(tensor: TrainedTensor) -> bool:
 
 
 def trained_tensors(learner: "TrainerRank") -> list[TrainedTensor]:
-    """All that an update changes, in an order that all processes of a rank agree on."""
+    """Parameters and moments of a rank, in an order that does not depend on the process."""
     sharded = {
         id(parameter_record.sharded_param): parameter_record for parameter_record in _sharded_parameters(learner)
     }

@@ -46,7 +46,7 @@ def _implementation(kernel: Kernel, device: torch.device) -> Literal["reference"
 
 
 class ShardedModel:
-    """The process group must be up; all its ranks make one together, and call each method together."""
+    """Rank's part of a model; all ranks of the process group call each method together."""
 
     def __init__(
         self,
@@ -59,8 +59,7 @@ class ShardedModel:
         temperature: float,
         kernel: Kernel,
     ):
-        """``path``: the directory that it starts from. ``temperature``: of the distribution whose log-probabilities
-        are wanted. ``kernel``: ``model.kernel``."""
+        """``path``: directory of the weights; ``temperature``: of the log-probabilities; ``kernel``: ``model.kernel``."""
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
         self.temperature = temperature
         self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
@@ -76,14 +75,14 @@ class ShardedModel:
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
 
     def adapt(self, lora: LoraConfig, seed: int) -> None:
-        """From now on the adapters that the spec has (models/weights/lora.py) are part of the model."""
+        """Initialize the spec's LoRA adapters (models/weights/lora.py)."""
         self.adapters = Adapters(self.spec, self.parts, lora, self.path, self.device)
         self.adapters.begin(seed)
 
     # rows
 
     def fit(self, rows: list[Row]) -> list[Row]:
-        """As the layout needs them; rows that were fitted before stay as they are."""
+        """Pad rows to the layout's multiples; fitted rows stay as they are."""
         return fit_rows(
             rows,
             token_multiple=self.titan.parallelism.tensor_parallel_degree,
@@ -92,12 +91,12 @@ class ShardedModel:
         )
 
     def columns(self, row: Row) -> Columns:
-        """The row's numbers on the device."""
+        """Columns of a row, as tensors on the device."""
         arrays = {name: getattr(row, name) for name in _ROW_COLUMNS} | row.found
         return {name: torch.from_numpy(values).to(self.device) for name, values in arrays.items()}
 
     def keywords(self, row: Row, columns: Columns) -> dict:
-        """What the model's forward takes besides the tokens."""
+        """Arguments of the model's forward besides the tokens."""
         return {
             "positions": columns["positions_T"][None],
             "attention_masks": plan_attention(row.segments, len(row.tokens_T), self.device, self.attention_form),
@@ -114,10 +113,10 @@ class ShardedModel:
         keywords_of: Callable[[Columns], dict] = lambda columns: {},
         without_gradient: Collection[int] = (),
     ) -> None:
-        """Add the gradients of all rows' losses up. Rows are fitted.
+        """Accumulate the gradients of fitted rows' losses.
 
-        ``loss(statistics_KS, index, columns)``: of a row, by its number. ``asked(columns)``: what the head is told
-        besides. ``still``: numbers of rows whose gradient is known to be zero, on all ranks: unless there is a
+        ``loss(statistics_KS, index, columns)``: of a row, by its number. ``keywords_of(columns)``: further arguments of
+        the head. ``without_gradient``: numbers of rows whose gradient is known to be zero, on all ranks: unless there is a
         pipeline, their losses are computed without one. With a pipeline, losses are computed on its last stage alone.
         """
         columns = [self.columns(row) for row in rows]
@@ -168,9 +167,9 @@ class ShardedModel:
     def measure(
         self, rows: list[Row], keywords_of: Callable[[Columns], dict] = lambda columns: {}, **extra: Any
     ) -> list[torch.Tensor | None]:
-        """What the head gives for each row's trained tokens, [K, S] or [S], without a gradient. Rows are fitted.
+        """Head outputs for the trained tokens of fitted rows, [K, S] or [S], without a gradient.
 
-        ``asked``: what the head is told besides; ``asked_of``: for each row.
+        ``extra``: further arguments of the head; ``keywords_of``: those of each row.
 
         None on the stages of a pipeline that are not the last.
         """
@@ -203,30 +202,30 @@ class ShardedModel:
     # weights
 
     def freeze(self) -> "ShardedModel":
-        """Nothing can train it from now on: no optimizer takes it, and no backward reaches it."""
+        """Freeze all parameters; returns the model."""
         for part in self.parts:
             part.requires_grad_(False)
         return self
 
     def load(self, path: str | Path) -> None:
-        """Other weights, from a directory of the same model."""
+        """Load weights from a directory of the same model."""
         read = load_value_model if has_value_head(self.spec) else load_hf
         self.dtypes = read(self.shards(), path)
 
     def shards(self) -> list[Shard]:
-        """The boxes of Hugging Face tensors that this rank holds; they stay current."""
+        """Boxes of Hugging Face tensors on this rank; they stay current."""
         shards = local_shards(self.spec, self.parts)
         return self.adapters.merged(shards) if self.adapters else shards
 
     def digest(self) -> str:
-        """Of the bytes of this rank's weights, adapters left out: equal as long as nothing has changed them."""
+        """Digest of this rank's weights, without adapters."""
         hasher = xxhash.xxh3_128()
         for shard in self.shards():
             hasher.update(shard.tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
         return hasher.hexdigest()
 
     def save(self, out: str | Path, dtype: str) -> None:
-        """Write it as a Hugging Face directory, with its adapters merged. ``dtype``: as ``checkpoint.export_dtype``."""
+        """Write a Hugging Face directory with adapters merged. ``dtype``: as ``checkpoint.export_dtype``."""
         write = save_value_model if has_value_head(self.spec) else save_hf
         write(self.shards(), self.path, Path(out), export_dtypes(self.spec, self.dtypes, dtype), self.device)
 
@@ -241,7 +240,7 @@ def make_sharded(
     lora: LoraConfig | None = None,
     head: Literal["vocabulary", "value"] = "vocabulary",
 ) -> ShardedModel:
-    """The model of a directory, as the run's config has it."""
+    """Sharded model of a directory, by the run's config."""
     spec = model_spec(path, make_family(config.model.family, config.run.plugin_path), lora)
     return ShardedModel(
         *(value_spec(spec) if head == "value" else spec, titan, path, dims, device),

@@ -1,4 +1,4 @@
-"""What a rank computes with that shares its model with no other, on a CPU.
+"""Model on one CPU rank, without FSDP.
 
 FSDP would gather each layer's weights from itself, in three copies, and reduce each row's gradients over itself, in
 three more. Its parameters stay what is trained, saved and published. Beside them stands a second model of the same
@@ -38,13 +38,15 @@ _PART = 2**18
 
 
 def can_be_unsharded(titan: TitanConfig, dims: ParallelDims, device: torch.device) -> bool:
-    """Whether a rank may compute so: copies in another dtype are those of the whole model, which must be wanted."""
+    """Whether a rank can compute without FSDP: one CPU rank, and no copies of the whole model unless configured."""
     copies = titan.training.mixed_precision_param != "float32"
     keeps = not copies or titan.parallelism.fsdp_reshard_after_forward == "never"
     return device.type == "cpu" and dims.world_size == 1 and keeps
 
 
 class UnshardedModel:
+    """Unsharded twin of a model, with the same parameters."""
+
     def __init__(self, spec: ModelSpec, titan: TitanConfig, trained: nn.Module):
         """``trained``: the sharded model of ``spec``, whose parameters and buffers it is given for each pass."""
         self.dtype = TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
@@ -63,8 +65,9 @@ class UnshardedModel:
 
     @contextmanager
     def computing(self) -> Iterator[nn.Module]:
-        """The model with the parameters as they are. What a backward adds up meanwhile is in the gradients of those
-        that are trained, when this ends."""
+        """Model with the current parameters inside the context.
+
+        Gradients of a backward pass are in the trained parameters at its end."""
         copies = self._lend()
         try:
             yield self.model
@@ -114,7 +117,7 @@ def _rounded_in_fp32(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _multiplied_otherwise(mine: nn.Module, sharded: nn.Module) -> list[nn.Parameter]:
-    """Of the parameters of one module (``its``), those that have to be of the dtype that is computed in."""
+    """Parameters of a module (``sharded``) that must have the compute dtype."""
     if isinstance(mine, (LeanLinear, Float32Head)) or type(mine) is Embedding:
         bias = own_parameters(sharded).get("bias")
         return [] if bias is None else [bias]

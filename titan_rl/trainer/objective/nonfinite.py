@@ -1,4 +1,4 @@
-"""Which samples made a loss or a gradient that is not a finite number: asked when it happened, never before.
+"""Search for the samples of a NaN or Inf loss or gradient, run only after one occurred.
 
 The batch was not applied, so its forward passes can be had again. What is cheap to see is looked at first: what the
 generator reported, then the log-probabilities and losses of the pass that went wrong. Only if all of them are finite
@@ -24,11 +24,11 @@ from titan_rl.trainer.distributed.ranks import gathered
 from titan_rl.trainer.learning import SearchedModel
 
 _MAX_WEIGHTS = 4
-"""Names of weights that are told."""
+"""Names of weights in a message."""
 
 
 def parts(row: Row) -> Iterator[tuple[tuple[str, int], slice]]:
-    """(prompt, sample) and the trained tokens of each sample in a row."""
+    """Samples of a row: ((prompt, sample), slice of trained tokens) of each."""
     start = 0
     for prompt_id, sample, count in row.owners:
         yield (prompt_id, sample), slice(start, start + count)
@@ -37,7 +37,7 @@ def parts(row: Row) -> Iterator[tuple[tuple[str, int], slice]]:
 
 @dataclass(frozen=True)
 class Unit:
-    """What of a row has a loss of its own: one sample, or both answers of a pair."""
+    """Part of a row with its own loss: one sample, or both answers of a pair."""
 
     owners: list[tuple[str, int, int]]
     sides: list[slice]
@@ -52,7 +52,7 @@ class Unit:
         return self.owners[0][:2]
 
     def where(self, is_bad: Callable[[slice], bool]) -> str | None:
-        """Which of its samples are bad, to be said behind what of them is; None if none is."""
+        """Suffix that names the bad answer of a pair; empty if all are bad, None if none is."""
         bad = [is_bad(side) for side in self.sides]
         if not any(bad):
             return None
@@ -60,7 +60,7 @@ class Unit:
 
 
 def units(row: Row, samples_per_loss: int) -> Iterator[Unit]:
-    """In the order of the row. ``samples_per_loss``: 2 of pairs, which stand together (packing.py), else 1."""
+    """Units of a row, in order. ``samples_per_loss``: 2 for pairs, which are adjacent (packing.py), else 1."""
     sides = [part for _, part in parts(row)]
     for begin in range(0, len(sides), samples_per_loss):
         unit = slice(begin, begin + samples_per_loss)
@@ -68,7 +68,7 @@ def units(row: Row, samples_per_loss: int) -> Iterator[Unit]:
 
 
 def only(row: Row, unit: Unit) -> Row:
-    """The row with nothing but these trained tokens, which are not compared with what other rows hold."""
+    """Row restricted to the trained tokens of one unit, without joins to other rows."""
     columns = ("source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
     role_columns = {name: values[unit.tokens] for name, values in row.found.items()}
     unit_columns = {name: getattr(row, name)[unit.tokens] for name in columns}
@@ -137,7 +137,9 @@ def _bad_gradients(learner: SearchedModel, rows: list[Row]) -> dict[tuple[str, i
 
 
 def find_nonfinite_samples(learner: SearchedModel, rows: list[Row], reason: str) -> BadNumbers:
-    """All ranks together, after a pass whose gradients were thrown away; the same answer on each."""
+    """Find the samples behind a NaN or Inf; all ranks call it after discarding gradients.
+
+    Returns the same on each rank."""
     everyones = gathered((_nonfinite_samples(learner, rows), _bad_weights(learner)))
     causes: dict[tuple[str, int], str] = {}
     for rank_causes, _ in everyones:

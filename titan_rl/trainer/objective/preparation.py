@@ -23,22 +23,22 @@ from titan_rl.trainer.whole_rollouts import Join, join
 
 _EPSILON = 1e-8
 Finder = Callable[[list[Row]], list[dict[str, np.ndarray]]]
-"""What a role says of each of these rows: float32 [S] by name, or nothing on ranks that do not see it."""
+"""Columns that a role computes for each row: float32 [S] by name; empty on ranks without its head."""
 Place = tuple[int, int]
 """Of a row among a step's rows of one rank: the number of the update, and its number in it."""
 RowColumns = tuple[Place, dict[str, np.ndarray]]
-"""What a role in another process found of the row there."""
+"""Columns of the row at a place, computed by a role in another process."""
 
 
 def with_role_columns(rows: list[Row], finders: Iterable[Finder]) -> list[Row]:
-    """The rows, and what all roles found of them."""
+    """Rows with the columns of all roles."""
     for find in finders:
         rows = [replace(row, found=row.found | columns) for row, columns in zip(rows, find(rows), strict=True)]
     return rows
 
 
 def with_placed_columns(batches: list[list[Row]], role_columns: Iterable[RowColumns]) -> list[list[Row]]:
-    """The rows of each update, with what was found of them elsewhere."""
+    """Rows of each update, with columns computed in other processes."""
     batches = [list(rows) for rows in batches]
     for (update, number), columns in role_columns:
         row = batches[update][number]
@@ -47,14 +47,14 @@ def with_placed_columns(batches: list[list[Row]], role_columns: Iterable[RowColu
 
 
 def completed(rows: list[Row], zeros: Callable[[int], dict[str, np.ndarray]]) -> list[Row]:
-    """Zeros where nobody found something: of rows that only fill up, and where another stage of a pipeline sees it.
+    """Rows with zeros for missing columns: dummy rows, and rows whose pipeline stage is elsewhere.
 
     ``zeros(num_tokens)``: all columns."""
     return [replace(row, found=zeros(len(row.weight_S)) | row.found) for row in rows]
 
 
 def rows_without_gradient(algorithm: Algorithm, rows: list[Row], device: torch.device) -> set[int]:
-    """Numbers of rows whose advantages, as the loss gets them, are all 0 on every rank, and whose gradient is, too.
+    """Numbers of rows whose advantages, and thus gradients, are 0 on every rank.
 
     A row with branches of a rollout that has others elsewhere is none: what those earn may be asked of these."""
     if not algorithm.is_still_without_advantage:
@@ -64,16 +64,16 @@ def rows_without_gradient(algorithm: Algorithm, rows: list[Row], device: torch.d
 
 
 def is_refined(algorithm: Algorithm) -> bool:
-    """Whether its advantages are other ones than the controller made."""
+    """Whether an algorithm refines its advantages on the trainer."""
     return type(algorithm).refine is not Algorithm.refine
 
 
 def with_advantages(
     algorithm: Algorithm, batches: list[list[Row]], model: ShardedModel, *, sees: bool, is_counted: bool
 ) -> list[list[Row]]:
-    """The rows of each update with the advantages that the loss gets, and the returns that a critic learns.
+    """Rows of each update with refined advantages and a critic's returns.
 
-    ``sees``: whether this rank has what roles found; the others take part in what all ranks do together.
+    ``sees``: whether this rank has the columns of roles; the others take part in what all ranks do together.
     ``is_counted``: of ranks that have the same rows, one must be.
     """
     is_counted = sees and is_counted
@@ -179,8 +179,9 @@ def _with_group_sums(
 
 
 def whitened(rows: list[Row], device: torch.device, *, is_counted: bool) -> list[Row]:
-    """Advantages less their mean, over their deviation (over N - 1), of all trained tokens of all ranks' rows. What is
-    not finite stays so and has no part in them: its sample alone is at fault.
+    """Advantages normalized to mean 0 and deviation 1 (over N - 1) over all ranks' trained tokens.
+
+    Non-finite advantages stay as they are and are left out of both.
 
     ``is_counted``: whether this rank's rows are to be counted: one rank of each group that has the same rows must be.
 

@@ -1,6 +1,6 @@
-"""A frozen role in processes of its own, with a layout of its own: one rank of it.
+"""Rank of a frozen role with its own processes and layout.
 
-The trainer's rows are dealt out anew among the role's groups of ranks, and what is found of them goes back by place.
+The trainer's rows are dealt out anew among the role's groups of ranks, and their columns go back by place.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 def dealt(rows: Sequence[T], part: int, num_parts: int) -> list[T]:
-    """Every ``num_parts``-th, beginning with number ``part``."""
+    """Every ``num_parts``-th row from number ``part`` on."""
     return list(rows[part::num_parts])
 
 
 class FrozenRoleWorker:
-    """The process group must be up."""
+    """Rank of a frozen role; its process group must be up."""
 
     def __init__(self, config: Config, titan: TitanConfig, role: str, model_path: str, initial_policy: str):
         self.titan = titan
@@ -43,8 +43,9 @@ class FrozenRoleWorker:
         self._reports = is_first_of_rows(dims) and (self.model.pipeline is None or self.model.pipeline.has_last)
 
     def find(self, groups: list[list[list[Row]]]) -> list[list[RowColumns]] | None:
-        """``groups[group][update]`` are rows of the trainer's. Of each group, what was found of those of its rows that
-        came to this rank; None from a rank whose peer tells it."""
+        """Columns of this rank's share of rows, for each group of trainer ranks.
+
+        ``groups[group][update]``: rows of an update. Returns None on a rank whose peer reports them."""
         places = [
             (group, (update, number), row)
             for group, updates in enumerate(groups)

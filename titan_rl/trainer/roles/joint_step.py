@@ -8,11 +8,12 @@ from titan_rl.trainer.roles.learned_role import LearnedRoleInterface, RoleResult
 
 Answers = list[StepMetrics | BadNumbers]
 Updates = Callable[[Sequence[RoleResult | None], bool], Answers]
-"""The policy's, of each batch: given what came of the role's own update on it, if that was made before, and whether the
-role still learns alone."""
+"""The policy's updates: arguments are the role's result on each batch, None if its update comes later, and whether the
+role is in its warmup."""
 
 
 def joint_step(role: LearnedRoleInterface, batches: list[list[Row]], updates: Updates) -> Answers:
+    """Update the policy and its learned role; the role's updates are undone where the policy's fail."""
     waits = role.is_warming_up
     if not role.learns_first:
         answers = updates([None] * len(batches), waits)

@@ -1,9 +1,9 @@
-"""The policy's side of a role that learns in processes of its own (learned_worker.py): asked as if it were here.
+"""Client of a learned role in its own processes (learned_worker.py), with the interface of a local one.
 
     find ─▶ columns of tokens          begin ─▶ it learns while the policy's gradients are made
                                        learn ─▶ both apply their updates, or, if either cannot, neither does
 
-Rows do not cross: the role has pulled them itself. What is said of them goes by the samples that they hold.
+Rows are not sent: the role has pulled them itself. Columns are keyed by the samples of a row.
 """
 
 import zlib
@@ -20,7 +20,7 @@ from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface, RoleResult, RoleState
 
 Samples = tuple[int, tuple[tuple[str, int, int], ...]]
-"""Whose a row is, and of what: no other row of a step has the same, also if one sample's branches are in several."""
+"""Key of a row, unique in a step: checksum of its targets, and its owners."""
 Columns = dict[str, np.ndarray]
 
 
@@ -29,16 +29,16 @@ def samples_of(row: Row) -> Samples:
 
 
 class LearnedRoleClient(LearnedRoleInterface):
-    """What a LearnedRole is to the steps of a run; it holds no state."""
+    """Stateless client of a learned role in its own processes."""
 
     def __init__(self, config: Config, role: type[LearnedRole], bridge: Bridge, *, reports: bool):
-        """``reports``: of ranks that have the same rows one must, which sees what was found of them."""
+        """``reports``: true on one rank of each set that shares its rows, with the policy's head."""
         self.name, self.columns, self.settings = role.name, role.columns, getattr(config, role.name)
         self.bridge, self.reports = bridge, reports
         self._is_learning = False
 
     def _request(self, request: str, rows: list[Row] | None = None) -> list[Any]:
-        """What each of the role's ranks answers."""
+        """Replies of all ranks of the role."""
         self._send(request, rows)
         return self.bridge.exchange(None)
 
@@ -86,7 +86,7 @@ class LearnedRoleClient(LearnedRoleInterface):
         return self.bridge.exchange(is_fine)[0]
 
     def saved_state(self) -> RoleState:
-        """Nothing: its own ranks keep it."""
+        """Empty state: the role's own ranks hold it."""
         self._request("save")
         return RoleState([], {})
 
@@ -94,8 +94,8 @@ class LearnedRoleClient(LearnedRoleInterface):
         self._request("restore")
 
     def init_from(self, policy: ShardedModel) -> None:
-        """It takes the policy from where the run keeps it (controller/initial_policy.py)."""
+        """No-op: the role loads the saved initial policy (controller/initial_policy.py)."""
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """None of its weights is here."""
+        """Empty: the role's weights are in its own processes."""
         return iter(())

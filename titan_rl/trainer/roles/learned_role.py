@@ -4,8 +4,8 @@
 
 It lives in the policy's processes and in their layout, or in processes of its own (learned_worker.py), and learns from
 the policy's rows. Its state is part of the rank's: in snapshots and in checkpoints (there under its name). An update
-that is not finite is taken back and told, before the policy's is made: so nothing of a batch with bad numbers is
-applied to either. One that learns first, before advantages are made, is taken back when the policy cannot apply it.
+that is not finite is undone and reported before the policy's is made: so no batch with NaN or Inf is applied to either. One
+that learns first, before advantages are made, is undone when the policy cannot apply it.
 
 Dimensions: S trained tokens of a row.
 """
@@ -40,19 +40,19 @@ from titan_rl.trainer.titan_config import TitanConfig, learned_titan
 from titan_rl.trainer.whole_rollouts import joined_loss
 
 RoleResult = dict[str, float] | BadNumbers
-"""Of a batch: metrics, or why nothing of it was applied."""
+"""Result of a batch: metrics, or the non-finite samples for which no update was applied."""
 
 
 @dataclass(frozen=True)
 class RoleState:
-    """A rank's part of a role's state, as it was."""
+    """Copy of a rank's part of a role's state."""
 
     tensors: list[torch.Tensor]
     schedule: dict[str, Any]
 
 
 class LearnedRoleInterface(ABC):
-    """A role that learns beside the policy, as the policy's steps see it, wherever it lives."""
+    """Interface of a learned role, local or in its own processes."""
 
     settings: LearnedRoleConfig
     """Its section of the TOML."""
@@ -60,32 +60,32 @@ class LearnedRoleInterface(ABC):
     @property
     @abstractmethod
     def learns_first(self) -> bool:
-        """Whether it learns from a step's rows before it is asked about them."""
+        """Whether it is updated on a step's rows before it scores them."""
 
     @property
     @abstractmethod
     def is_warming_up(self) -> bool:
-        """Whether the run is still in the steps before the policy's first update."""
+        """Whether the policy is not updated yet (``warmup_steps``)."""
 
     @abstractmethod
     def init_from(self, policy: ShardedModel) -> None:
-        """Take the policy's weights."""
+        """Copy the policy's weights."""
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters by name, of those that are here."""
+        """Parameters in this process, by name."""
 
     @abstractmethod
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
-        """What it says of fitted rows; nothing on the stages of a pipeline that are not the last."""
+        """Columns of fitted rows; empty on pipeline stages but the last."""
 
     @abstractmethod
     def zero_columns(self, num_tokens: int) -> dict[str, np.ndarray]:
-        """Zeros for all of its columns."""
+        """Zeros for all columns of the role."""
 
     @abstractmethod
     def learn(self, rows: list[Row]) -> RoleResult:
-        """The updates on a batch."""
+        """Apply the role's updates on a batch."""
 
     @abstractmethod
     def saved_state(self) -> RoleState:
@@ -97,15 +97,15 @@ class LearnedRoleInterface(ABC):
 
     @abstractmethod
     def begin(self, rows: list[Row]) -> None:
-        """Learn while the policy's gradients are made, if it can; ``learn`` comes next, or ``forget``."""
+        """Start learning concurrently with the policy's backward pass, if possible; ``learn`` or ``forget`` follows."""
 
     @abstractmethod
     def forget(self) -> None:
-        """Nothing of what it began to learn from is applied, since the policy's part cannot be."""
+        """Discard the update that ``begin`` started, since the policy's is not applied."""
 
     @abstractmethod
     def end_step(self) -> None:
-        """Nothing more is asked of it in this step of the run."""
+        """End the role's part of a training step."""
 
 
 def _add(totals: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> None:
@@ -114,21 +114,23 @@ def _add(totals: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> None
 
 
 class LearnedRole(LearnedRoleInterface):
+    """Model with its own optimizer, trained on the policy's rows in this process."""
+
     name: ClassVar[str]
-    """Its section of the TOML, what ``Needs`` calls it, and how its metrics, weights and checkpoints begin."""
+    """TOML section, name in ``Needs``, and prefix of metrics, weights and checkpoint keys."""
     gives: str
-    """What its head says of a token, for people."""
+    """Name of the head's output, for messages."""
     head: ClassVar[Literal["vocabulary", "value"]]
     columns: ClassVar[tuple[str, ...]]
-    """Float32 [S] each, of the rows that it learns from."""
+    """Columns, float32 [S] each, of the rows that it is trained on."""
     sums: ClassVar[tuple[str, ...]]
-    """What ``_loss`` counts besides."""
+    """Names of the further sums of ``_loss``."""
     asks_of_whole_rollouts: ClassVar[bool] = False
     """Whether ``_loss`` asks something of all tokens of a rollout together."""
     settings: Any
     """``CriticConfig`` or ``ImplicitRewardConfig`` (config/sections/role_sections.py)."""
     samples_per_loss, names_rows = 1, False
-    """For a search for bad numbers (bad_numbers.py): samples have losses of their own, prompts are no rows of data."""
+    """For the search for non-finite samples (objective/nonfinite.py): one loss a sample, prompts are no data rows."""
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class LearnedRole(LearnedRoleInterface):
         self.optimizer, self.scheduler = build_optimizer(self.titan, model.parts, num_updates)
         self.before_update = before_update
         self.statistics: dict[int, torch.Tensor] = {}
-        """What the head gave [K, S] of each row of the last pass, where this rank saw it."""
+        """Head outputs [K, S] of each row of the last pass, on ranks that have the head."""
         self._is_counted = is_first_of_rows(parallel_dims)
 
     # what a role is
@@ -173,7 +175,7 @@ class LearnedRole(LearnedRoleInterface):
 
     @torch.no_grad()
     def init_from(self, policy: ShardedModel) -> None:
-        """Take the policy's weights, with its adapters if it has any; a head that it does not have stays."""
+        """Copy the policy's weights, adapters merged; a head that the policy lacks stays."""
         policy_shards = {(shard.name, shard.start): shard for shard in policy.shards()}
         names = {name for name, _ in policy_shards}
         for shard in self.shards():
@@ -181,18 +183,18 @@ class LearnedRole(LearnedRoleInterface):
                 shard.tensor.copy_(policy_shards[shard.name, shard.start].merged())
 
     def begin(self, rows: list[Row]) -> None:
-        """All is done in ``learn``."""
+        """No-op: ``learn`` does all."""
 
     def forget(self) -> None:
-        """Nothing was begun."""
+        """No-op: nothing was started."""
 
     def end_step(self) -> None:
-        """It waits for nobody."""
+        """No-op: no process waits."""
 
     def learn(self, rows: list[Row], approves: Callable[[RoleResult], bool] = lambda result: True) -> RoleResult:
-        """The updates on a batch. Loss, gradient norm and learning rate are those of the first.
+        """Apply the updates on a batch; loss, gradient norm and learning rate are those of the first.
 
-        ``agrees``: is told what came of them before the last is made; if it does not agree, none is."""
+        ``approves(result)``: called before the last update; if false, no update is applied."""
         state, totals = self.saved_state() if self.settings.updates > 1 else None, []
         try:
             for _ in range(self.settings.updates):
@@ -238,11 +240,11 @@ class LearnedRole(LearnedRoleInterface):
         return {name: np.zeros(num_tokens, np.float32) for name in self.columns}
 
     def completed(self, rows: list[Row]) -> list[Row]:
-        """Fitted, and with all of its columns."""
+        """Fitted rows with all columns of the role."""
         return completed(self.model.fit(rows), self.zero_columns)
 
     def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
-        """Add the rows' gradients up; gives back sums over their trained tokens."""
+        """Accumulate the gradients of rows; returns sums over their trained tokens."""
         names = ("loss", "count", *self.sums)
         totals = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in names}
         self.statistics.clear()
@@ -270,7 +272,7 @@ class LearnedRole(LearnedRoleInterface):
         loss, sums = self._loss(statistics_KS[0], columns)
         return loss, sums | {"loss": loss.detach(), "count": (columns["weight_S"] > 0).sum()}
 
-    # what a search for bad numbers asks (bad_numbers.py)
+    # for the search for non-finite samples (objective/nonfinite.py)
 
     def gradient_norm(self) -> float:
         return clipped_gradient_norm(self.model_parts, self.titan.training.max_norm, self.parallel_dims)
@@ -279,7 +281,7 @@ class LearnedRole(LearnedRoleInterface):
         return is_finite_everywhere(value, self.device)
 
     def loss_of(self, row: Row, statistics_KS: torch.Tensor) -> float:
-        """The loss that a row has where the head gives this."""
+        """Loss of a row, computed from head outputs [K, S]."""
         return float(self._loss(statistics_KS[0], self.model.columns(row))[0])
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

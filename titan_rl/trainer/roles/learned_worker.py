@@ -1,8 +1,7 @@
-"""One rank of a learned role with its own processes, which takes part in every step.
+"""Rank of a learned role with its own processes, which takes part in every step.
 
-It is a trainer's rank as those of the policy are: it pulls the step's rows itself, is put aside in snapshots, written
-into checkpoints (in a folder of its own) and replaced as they are. What is to be done with the rows the policy's ranks
-say (learned_client.py).
+It is a trainer rank like the policy's: it pulls the step's rows itself, has snapshots and checkpoints (in a folder of
+its own), and is replaced the same way. The policy's ranks send it requests (learned_client.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -36,10 +35,10 @@ from titan_rl.trainer.titan_config import TitanConfig
 
 
 class LearnedRoleWorker(TrainerRank):
-    """The process group must be up."""
+    """Rank of a learned role; its process group must be up."""
 
     def __init__(self, config: Config, titan: TitanConfig, model_path: str, initial_policy: str, bridge: Bridge):
-        """``titan``: with the role's own layout. ``kept``: where the run keeps the policy (role_names.role_path)."""
+        """``titan``: with the role's own layout. ``initial_policy``: as in ``names.role_path``."""
         self.titan, self.bridge, self.spans = titan, bridge, Spans()
         self.device = device.local_device(bridge.rank)
         self.before_update: Callable[[], None] = lambda: None
@@ -53,7 +52,7 @@ class LearnedRoleWorker(TrainerRank):
         self.step_values = []
         self._reports = is_first_of_rows(dims) and (model.pipeline is None or model.pipeline.has_last)
         self._rows: dict[Samples, Row] = {}
-        """Of the step at hand: all of the policy's."""
+        """All rows of the current step, of every rank of the policy."""
         self._saved: RoleState | None = None
 
     # the steps of a run
@@ -64,7 +63,7 @@ class LearnedRoleWorker(TrainerRank):
     def train_step(
         self, batches: list[list[Row]], has_signal: list[bool], role_columns: Sequence[RowColumns] = ()
     ) -> list[StepMetrics | BadNumbers]:
-        """Whatever the policy's ranks say, until the step has ended; ``batches``: all rows of each update."""
+        """Serve requests of the policy's ranks until the step ends; ``batches``: all rows of each update."""
         self._rows = {samples_of(row): row for rows in batches for row in rows if row.owners}
         request = ""
         while request != "end_step":
@@ -77,7 +76,7 @@ class LearnedRoleWorker(TrainerRank):
         return []
 
     def _receive(self) -> tuple[str, dict[Samples, Columns]]:
-        """What all of the policy's ranks ask for, and what they know of the rows."""
+        """Request of the policy's ranks, and their columns of the rows."""
         requests = self.bridge.exchange(None)
         columns: dict[Samples, Columns] = {}
         for _, row_columns in requests:
@@ -119,7 +118,7 @@ class LearnedRoleWorker(TrainerRank):
         return all(self.bridge.exchange(result))
 
     def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
-        """They are the policy's."""
+        """Empty: supervised steps train the policy alone."""
         return []
 
     # state
@@ -132,7 +131,7 @@ class LearnedRoleWorker(TrainerRank):
         return {self.role.name: self.role}
 
     def weights_changed(self) -> None:
-        """Nothing is made of them."""
+        """No-op: a role keeps no copies of its weights."""
 
     def digests(self) -> dict[str, str]:
         return {}
@@ -151,6 +150,6 @@ class LearnedRoleWorker(TrainerRank):
         load_random(role_folder(checkpoint, self.role.name))
 
     def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
-        """The policy's ranks save the rest."""
+        """Write the role into ``beside``; the policy's ranks write the rest."""
         if beside:
             self.role.model.save(Path(beside) / self.role.name, dtype)

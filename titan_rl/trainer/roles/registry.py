@@ -31,7 +31,9 @@ def make_learned_role(
     before_update: Callable[[], None],
     reports: bool,
 ) -> LearnedRoleInterface | None:
-    """The one that the algorithm needs, as a rank of the policy has it. ``model_path``: what the policy starts from;
+    """Learned role of the algorithm, for a rank of the policy.
+
+    ``model_path``: directory that the policy starts from;
     ``sharded(path, head=...)``: makes a model; ``bridge``: to its own processes, if it has such; ``before_update``:
     called before its parameters change; ``reports``: as LearnedRoleClient has it."""
     if (name := learned_role(needs)) is None:

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint read as data: nothing in the files can make the reader run anything.
+"""Checkpoints of torch.distributed.checkpoint read as data, without executing code from the files.
 
 A checkpoint's ``.metadata`` is a pickle, and so is each of its items. DCP reads the former and all items that are no
 tensors with pickle's full power. Whoever can write into a run directory could have any code run so, and checksums
@@ -59,7 +59,7 @@ _SHOWN = 300
 
 
 class StateError(ValueError):
-    """A checkpoint that is no plain state; says why."""
+    """Checkpoint that is no plain state, with the reason."""
 
 
 class _Unpickler(BuildCheckedUnpickler):
@@ -78,7 +78,7 @@ class _Unpickler(BuildCheckedUnpickler):
 
 
 class PlainReader(FileSystemReader):
-    """Reads a checkpoint that some number of ranks wrote together, from its folder or from a store."""
+    """Reader of a checkpoint of any number of ranks, in a folder or a store."""
 
     def __init__(self, folder: Path):
         """Errors: StoreError."""
@@ -100,7 +100,7 @@ class PlainReader(FileSystemReader):
 
 
 class PlainPlanner(DefaultLoadPlanner):
-    """Numbers and text where the state has what is no tensor."""
+    """Load planner with numbers and text for items that are no tensors."""
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
         path = self.mappings[read_item.dest_index.fqn]
@@ -127,7 +127,7 @@ def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) ->
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Which tensors a checkpoint has, and where. Errors: StateError for whatever is not as DCP writes it."""
+    """Tensors of a checkpoint, and their places. Errors: StateError for files that DCP did not write."""
     try:
         with open_file(folder / _METADATA, _METADATA_BYTES) as file:
             metadata = _Unpickler(file).load()
@@ -144,7 +144,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def state_flaw(folder: Path) -> str | None:
-    """What keeps a checkpoint from being read, as far as it can be told without its tensors."""
+    """Reason why a checkpoint cannot be read, checked without its tensors; None: it can."""
     try:
         _check_values(read_metadata(folder), folder)
     except StateError as error:

@@ -1,4 +1,4 @@
-"""A trainer rank's snapshots: its state in memory that outlives it, since another process holds it too.
+"""Snapshots of a trainer rank: its state in shared memory, which outlives the process.
 
 When a rank dies, the one that takes its place loads what was kept and the survivors load their own snapshots, so all go
 on from one step. Two steps are there: a rank may die in the middle of an update or of a copy, and all ranks need one
@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 
 
 class Layout:
-    """Of a slot: behind the small part, what an update changes."""
+    """Layout of a slot: random states and counts, then parameters and moments."""
 
     def __init__(self, tensors: list[TrainedTensor]):
         self.held, self._offsets, self.nbytes = tensors, [], _SMALL_BYTES
@@ -47,14 +47,14 @@ class Layout:
         return self.nbytes, [(start, min(start + BLOCK_BYTES, self.nbytes)) for start in starts]
 
     def places(self, slot: torch.Tensor) -> Iterator[tuple[TrainedTensor, torch.Tensor]]:
-        """Each that has any values on this rank, and its place, of its own shape and dtype."""
+        """Tensors with values on this rank, and their places in a slot, of the same shape and dtype."""
         for tensor, offset in zip(self.held, self._offsets, strict=True):
             if (memory := tensor.memory).nbytes:
                 yield tensor, slot[offset : offset + memory.nbytes].view(memory.dtype).view(memory.shape)
 
 
 class Snapshots(ABC):
-    """A rank's own."""
+    """Snapshots of one rank."""
 
     def __init__(self, rank: int, learner: "TrainerRank", region: Region | None = None):
         """``region``: one of this rank and layout that is there already, with what is in it."""
@@ -65,7 +65,7 @@ class Snapshots(ABC):
 
     @property
     def learner(self) -> "TrainerRank":
-        """The learner whose state is put aside, until ``let_go``."""
+        """Learner whose state is copied, until ``let_go``."""
         assert self._learner is not None, "no snapshot is taken once the learner was let go of"
         return self._learner
 
@@ -76,33 +76,33 @@ class Snapshots(ABC):
         return self._layout
 
     def open(self) -> None:
-        """Snapshots are taken from now on; of those that were there before, none counts any more."""
+        """Start taking snapshots; earlier ones become invalid."""
         self.region.header.stamps[:] = FAILED
 
     @abstractmethod
     def take(self, step: int) -> None:
-        """Begin to put the state aside, which is that after ``step``."""
+        """Begin a snapshot of the state after ``step``."""
 
     @abstractmethod
     def settle(self) -> None:
-        """All ranks have ended the step whose snapshot was taken last."""
+        """Mark the last snapshot's step as ended on all ranks."""
 
     @abstractmethod
     def before_update(self) -> None:
-        """What is trained is about to change; its last snapshot was taken in an earlier call of all ranks."""
+        """Prepare for a change of the parameters; the last snapshot was begun in an earlier call of all ranks."""
 
     def before_move(self) -> None:
-        """What is trained is about to lie elsewhere: it is copied first, if it is being copied."""
+        """Prepare for a move of the parameters: wait for a copy under way."""
         self.writer.wait()
 
     def let_go(self) -> None:
-        """Of the learner: no more are taken, and those that were can still be loaded."""
+        """Release the learner; existing snapshots can still be loaded."""
         self.writer.wait()
         self.writer.copies = [[] for _ in range(NUM_SLOTS)]
         self._learner = self._layout = None
 
     def steps(self) -> list[int]:
-        """Steps whose state is complete here."""
+        """Steps with a complete snapshot."""
         self.writer.wait()
         return sorted({int(stamp) for stamp in self.region.header.stamps if stamp >= 0})
 
@@ -148,7 +148,7 @@ def _counts(learner: "TrainerRank") -> list[torch.Tensor]:
 
 @torch.no_grad()
 def load_snapshot(learner: "TrainerRank", slot: torch.Tensor) -> None:
-    """Put a learner into the state that a slot holds. It must come from the same rank of the same layout."""
+    """Load the state of a slot, which must come from the same rank of the same layout."""
     small = pickle.loads(slot[8 : 8 + int(slot[:8].view(torch.int64))].numpy().tobytes())
     assert small["rank"] == dist.get_rank(), "a snapshot of another rank"
     for count, saved in zip(_counts(learner), small["counts"], strict=True):

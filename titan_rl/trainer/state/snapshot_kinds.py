@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # it brings TorchTitan along
 
 
 class CopiedSnapshots(Snapshots):
-    """Both slots hold copies; the older goes."""
+    """Snapshots as two copies; the older is overwritten."""
 
     def take(self, step: int) -> None:
         self.writer.wait()
@@ -58,7 +58,9 @@ _STATE, _COPY = 0, 1
 
 
 class SnapshotsInPlace(Snapshots):
-    """One slot is the state itself, the other a copy. Made before anybody has a view of what is trained: that moves."""
+    """Snapshots as the state itself and one copy.
+
+    Created before any view of the parameters, since these move."""
 
     def __init__(self, rank: int, learner: "TrainerRank", spares_memory: bool = False):
         super().__init__(rank, learner)
@@ -112,13 +114,13 @@ def _by_itself(place: torch.Tensor) -> torch.Tensor:
 
 
 def spares_memory(config: Config) -> bool:
-    """Whether a rank on a CPU does so (``SnapshotsInPlace``): in turns, when it gives all back in each step anyway, and
-    not where another host reads the copy by RDMA, whose pages must stay."""
+    """Whether a CPU rank drops the copy after each step (``SnapshotsInPlace``): when colocated, and without remote
+    readers by RDMA, whose pages must stay."""
     return config.placement.mode == "colocated" and not config.hosts.is_on
 
 
 def make_snapshots(rank: int, learner: "TrainerRank", config: Config, before: Snapshots | None = None) -> Snapshots:
-    """Of a ``trainer.rank_interface.TrainerRank``, before anybody else has a view of what it trains: that may move.
+    """Snapshots of a trainer rank, created before any view of its parameters, which may move.
 
     ``before``: of this rank's learner before. Copies go on in its memory, where what it took is still to be read until
     these are opened: on a GPU's host it is as much as the state twice over, and takes long to pin.

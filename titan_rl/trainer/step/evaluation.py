@@ -19,8 +19,10 @@ from titan_rl.trainer.step.learner import Learner
 def evaluate(
     learner: Learner, rows: list[Row], algorithm: Algorithm, role_columns: Sequence[RowColumns] = ()
 ) -> StepMetrics:
-    """Of this rank's rows with those of all others. ``algorithm``: the learner's, or one that needs no more roles and
-    has the same head. ``found``: what roles in other processes found of the rows."""
+    """Metrics of all ranks' rows, without an update.
+
+    ``algorithm``: the learner's, or one with the same head and no further roles; ``role_columns``: computed by roles in
+    other processes."""
     [prepared] = learner.prepare(with_placed_columns([rows], role_columns))
     prepared = completed(learner.policy.fit(prepared), learner.zero_columns)
     totals = zero_totals(algorithm, learner.zero_columns(1), learner.device)

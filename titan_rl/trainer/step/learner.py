@@ -1,10 +1,10 @@
-"""What a trainer rank does to its model (sharded_model.py): this drives its steps.
+"""Training steps of a policy rank on its sharded model (sharded_model.py).
 
     train_step: roles ─▶ advantages ─▶ for each update: forward_backward ─▶ the learned role's update ─▶ optimizer_step
 
 ``forward_backward`` and ``optimizer_step`` are separate, so that gradients of several rows, and later of several
-meshes, can add up between them. What is minimized is in objective.py, by what in optimizer.py, what is found out before
-in preparation.py; nothing here knows of actors.
+meshes, can add up between them. What is minimized is in objective.py, by what in optimizer.py, columns and advantages
+in preparation.py; nothing here depends on actors.
 
 Dimensions: S trained tokens of a row.
 """
@@ -80,13 +80,13 @@ from titan_rl.trainer.whole_rollouts import JoinedLoss, joined_loss
 
 @dataclass(frozen=True)
 class Gradients:
-    """They are in the parameters, clipped; here is what is known of them. Until they are applied nothing changes."""
+    """Metrics of the clipped gradients that the parameters hold, not applied yet."""
 
     rows: list[Row]
     metrics: StepMetrics
     """Of all ranks together: the same on each."""
     role: LearnedRoleInterface | None
-    """The role that has begun to learn from the rows, and is to end it."""
+    """Learned role whose update on the rows is under way."""
 
 
 class Learner(TrainerRank):
@@ -101,8 +101,8 @@ class Learner(TrainerRank):
         initial_policy: str = "",
         bridge: Bridge | None = None,
     ):
-        """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does.
-        ``bridge``: to the role that learns in processes of its own, if one does."""
+        """``initial_policy``: directory of the policy as it was when reinforcement learning began, if it is saved;
+        ``bridge``: to a learned role with its own processes."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
         self.spans = Spans()
         self.step_values = []
@@ -126,25 +126,25 @@ class Learner(TrainerRank):
         self.is_counted = is_first_of_rows(self.parallel_dims)
         """Whether this rank's rows are: of ranks that have the same ones, the first's."""
         self._sees = self.pipeline is None or self.pipeline.has_last
-        """Whether the policy's head is here, and what roles say of tokens."""
+        """Whether this rank has the policy's head, and the columns of roles."""
         self.learned: LearnedRoleInterface | None = make_learned_role(
             *(config, titan, self.algorithm.needs, self.model_path, sharded, self.parallel_dims, bridge),
             before_update=lambda: self.before_update(),
             reports=self._sees and self.is_counted,
         )
-        """The role that learns beside the policy, if one does."""
+        """Learned role, or None."""
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
         self.optimizer, self.scheduler = build_optimizer(titan, self.model_parts, num_updates)
         self.before_update: Callable[[], None] = lambda: None
         """Called before parameters change: somebody may still be copying them."""
         self.statistics: dict[int, torch.Tensor] = {}
-        """Of each row of the last pass, what the head gave: log-probabilities and entropies [2, S], or values [1, S];
-        where this rank saw them."""
+        """Head outputs of each row of the last pass: log-probabilities and entropies [2, S], or values [1, S]; on ranks
+        that have the head."""
         if config.lora.adapter:
             self.begin_learned()
 
     def take_settings(self, config: Config) -> None:
-        """Weights, moments and the place in the schedule stay."""
+        """Apply changed settings; weights, moments and the place in the schedule stay."""
         self.config, self.titan = config, build_titan(config)
         algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=bool(config.data.file))
         algorithm.implementation = self.algorithm.implementation
@@ -152,7 +152,7 @@ class Learner(TrainerRank):
         num_updates = self.titan.training.steps * config.algorithm.updates_per_batch
         set_optimizer(self.optimizer, self.scheduler, self.titan, self.model_parts, num_updates)
 
-    # what a search for bad numbers asks besides (bad_numbers.py)
+    # for the search for non-finite samples (objective/nonfinite.py)
 
     @property
     def gives(self) -> str:
@@ -170,11 +170,11 @@ class Learner(TrainerRank):
     # before the updates of a step
 
     def prepare(self, batches: list[list[Row]]) -> list[list[Row]]:
-        """The rows of each update of a step, with what roles found of them, and the advantages that the loss gets."""
+        """Rows of each update of a step, with columns of roles and final advantages."""
         return self._with_advantages(self._compared(batches))
 
     def gradients(self, rows: list[Row], role_columns: Sequence[RowColumns] = ()) -> Gradients | BadNumbers:
-        """Those of a step's one update, for a loop of one's own: ``apply_gradients`` comes next."""
+        """Gradients of a step's single update, for a custom loop; ``apply_gradients`` follows."""
         self.optimizer.zero_grad()
         [prepared] = self.prepare(with_placed_columns([rows], role_columns))
         return self._make_gradients(prepared, role=None)
@@ -200,7 +200,7 @@ class Learner(TrainerRank):
     def train_step(
         self, batches: list[list[Row]], has_signal: list[bool], role_columns: Sequence[RowColumns] = ()
     ) -> list[StepMetrics | BadNumbers]:
-        """``found``: what roles in other processes found of these rows."""
+        """Train on one step; ``role_columns``: computed by roles in other processes."""
         with self.spans.span("roles"):
             batches = self._compared(with_placed_columns(batches, role_columns))
         self.step_values = []
@@ -231,14 +231,14 @@ class Learner(TrainerRank):
         return loss
 
     def _joined(self, rows: list[Row]) -> JoinedLoss | None:
-        """What the loss asks of rollouts whose branches lie in several rows, if it asks something of whole ones."""
+        """Loss of rollouts whose branches lie in several rows, if the algorithm needs whole rollouts."""
         if not self.algorithm.needs_whole_rollouts:
             return None
         loss = partial(loss_and_sums, self.algorithm)
         return joined_loss(self.policy, rows, loss, self._head_keywords, is_counted=self._sees and self.is_counted)
 
     def _head_keywords(self, columns: Columns) -> dict:
-        """What the head is told besides its targets."""
+        """Arguments of the head besides its targets."""
         if self.algorithm.head == "value":
             return {}
         words = {"words_SK": columns[WORDS]} if WORDS in columns else {}
@@ -248,7 +248,7 @@ class Learner(TrainerRank):
         }
 
     def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
-        """Add the rows' gradients up; gives back sums over their trained tokens (``agreement_max``: a maximum).
+        """Accumulate the gradients of rows; returns sums over trained tokens (``agreement_max``: a maximum).
 
         With a pipeline, the sums are zero but on the last stage.
         """
@@ -264,7 +264,7 @@ class Learner(TrainerRank):
         return totals
 
     def zero_columns(self, num_tokens: int) -> dict[str, np.ndarray]:
-        """Zeros for all that is found out of so many tokens."""
+        """Zeros for all columns of roles, for ``num_tokens`` tokens."""
         needs = self.algorithm.needs
         proximal = {"proximal_logprob_S": np.zeros(num_tokens, np.float32)} if needs.proximal else {}
         role_columns = {} if self._active_role is None else self._active_role.zero_columns(num_tokens)
@@ -272,11 +272,11 @@ class Learner(TrainerRank):
 
     @property
     def _active_role(self) -> LearnedRoleInterface | None:
-        """The role that has a part in the present updates: none in supervised ones."""
+        """Learned role in the present updates; None in supervised steps."""
         return None if learned_role(self.algorithm.needs) is None else self.learned
 
     def optimizer_step(self, has_signal: bool) -> float:
-        """Step and clear; the learning rate used.
+        """Step the optimizer and clear gradients; returns the learning rate.
 
         Without a signal the gradient is exactly zero: the optimizer is left alone, since its momentum would move the
         weights, and only the schedule advances.
@@ -295,15 +295,15 @@ class Learner(TrainerRank):
             self.policy.adapters.refresh()
 
     def gradient_norm(self) -> float:
-        """Of all ranks' gradients, which are then clipped to ``training.max_norm``."""
+        """Norm of all ranks' gradients; clips them to ``training.max_norm``."""
         return clipped_gradient_norm(self.model_parts, self.titan.training.max_norm, self.parallel_dims)
 
     def is_finite_everywhere(self, value: float) -> bool:
-        """Whether it is on all ranks: the same answer on each."""
+        """Whether a value is finite on all ranks; the same answer on each."""
         return is_finite_everywhere(value, self.device)
 
     def loss_of(self, row: Row, statistics: torch.Tensor) -> float:
-        """The loss that a row has at these log-probabilities and entropies [2, S], or values [1, S]."""
+        """Loss of a row from its log-probabilities and entropies [2, S], or values [1, S]."""
         columns = self.policy.columns(row)
         statistics = statistics[0] if self.algorithm.head == "value" else statistics
         loss, _ = self.algorithm.loss(loss_inputs(self.algorithm, statistics, columns, columns["offsets_N"]))
@@ -315,7 +315,7 @@ class Learner(TrainerRank):
         """One optimizer step on this rank's rows, after the learned role's; every rank gets the same metrics.
 
         If a loss or gradient is not finite, weights, moments and schedules stay as they were, on all ranks.
-        ``told``: what came of the role's own update on these rows, if that was made before.
+        ``role_result``: of the role's earlier update on these rows, if there was one.
         """
         if isinstance(role_result, BadNumbers):
             return role_result
@@ -327,7 +327,7 @@ class Learner(TrainerRank):
             return self.apply_gradients(gradients, has_signal, role_result)
 
     def _make_gradients(self, rows: list[Row], *, role: LearnedRoleInterface | None) -> Gradients | BadNumbers:
-        """``taught``: the role that is to learn from the rows meanwhile."""
+        """``role``: to be updated on the rows concurrently."""
         if role is not None:
             role.begin(rows)
         start = time.perf_counter()
@@ -349,7 +349,7 @@ class Learner(TrainerRank):
     def apply_gradients(
         self, gradients: Gradients, has_signal: bool, role_result: RoleResult | None = None
     ) -> StepMetrics | BadNumbers:
-        """The optimizer step. ``told``: what came of the role's own update on the rows, if that was made before."""
+        """Apply gradients. ``role_result``: of the role's earlier update on the rows, if there was one."""
         start = time.perf_counter()
         if gradients.role is not None:
             role_result = gradients.role.learn(gradients.rows)
@@ -365,7 +365,7 @@ class Learner(TrainerRank):
         )
 
     def _step_values(self, rows: list[Row], result: StepMetrics | BadNumbers) -> dict[int, np.ndarray]:
-        """Of each row of the last update that this rank reports for: mesh/telemetry/step_record.py has its form."""
+        """Recorded values of each row that this rank reports (mesh/telemetry/step_record.py)."""
         if self.gives != "logprob" or isinstance(result, BadNumbers):
             return {}
         refined = self.learned is not None or is_refined(self.algorithm) or self.algorithm.normalizes_batch
@@ -375,7 +375,7 @@ class Learner(TrainerRank):
         return {index: np.stack([values, rows[index].advantage_S]) for index, values in row_logprobs.items()}
 
     def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
-        """Supervised steps with an optimizer and a schedule of their own; gives back the loss of each.
+        """Supervised steps with their own optimizer and schedule; returns the loss of each.
 
         Errors: FloatingPointError that names step and samples, if a loss or gradient is not finite.
         """
@@ -385,12 +385,12 @@ class Learner(TrainerRank):
         return losses
 
     def begin_learned(self) -> None:
-        """The role that learns beside the policy, if it has no weights of its own, takes the policy's."""
+        """Initialize the learned role from the policy, unless it has its own weights."""
         if self.learned is not None and not self.learned.settings.path:
             self.learned.init_from(self.policy)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters of all that learns, by name."""
+        """Trained parameters of policy and learned role, by name."""
         for part in self.model_parts:
             yield from part.named_parameters()
         if self.learned is not None:
@@ -398,7 +398,7 @@ class Learner(TrainerRank):
 
     @property
     def learned_here(self) -> LearnedRole | None:
-        """The role that learns beside the policy, if it does so in these processes."""
+        """Learned role in these processes, or None."""
         return self.learned if isinstance(self.learned, LearnedRole) else None
 
     @property
@@ -414,7 +414,7 @@ class Learner(TrainerRank):
         return self.policy.shards()
 
     def digests(self) -> dict[str, str]:
-        """Roles', and of those under adapters."""
+        """Digests of frozen roles, and of the weights below adapters."""
         base = {BASE: self.policy.digest()} if self.policy.adapters else {}
         return base | {name: role.model.digest() for name, role in self.roles.items()}
 
@@ -426,7 +426,7 @@ class Learner(TrainerRank):
             self.learned_here.model.save(Path(beside) / self.learned_here.name, dtype)
 
     def logprobs(self) -> dict[int, np.ndarray]:
-        """Of each row of the last pass, [S]; none of the rows that other ranks speak for."""
+        """Log-probabilities [S] of each row of the last pass; empty where another rank reports them."""
         if not self.is_counted:
             return {}
         return {index: statistics[0].float().cpu().numpy() for index, statistics in self.statistics.items()}
