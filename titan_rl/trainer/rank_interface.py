@@ -40,8 +40,8 @@ class TrainerRank(ABC):
     spans: Spans
     """Timed spans of this rank, until its actor takes them."""
     step_values: list[dict[int, np.ndarray]]
-    """Recorded values of this rank's rows, for each update of the last step (mesh/telemetry/step_record.py); empty where
-    another rank reports them."""
+    """Recorded values of this rank's rows, for each update of the last step (mesh/telemetry/step_record.py);
+    empty where another rank reports them."""
     has_views: bool = False
     """Whether it keeps views of trained tensors, as adapters do; then these must not move."""
 
@@ -108,5 +108,5 @@ class TrainerRank(ABC):
     def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
         """Write the policy as a Hugging Face directory ``out``.
 
-        ``adapter``: directory for its LoRA adapters; ``beside``: parent folder for the learned role. Empty: not written.
-        ``dtype``: as ``checkpoint.export_dtype``."""
+        ``adapter``: directory for its LoRA adapters; ``beside``: parent folder for the learned role. Empty:
+        not written. ``dtype``: as ``checkpoint.export_dtype``."""

@@ -87,7 +87,7 @@ class TitanConfig:
         return self.parallelism.data_parallel_replicate_degree * self.parallelism.data_parallel_shard_degree
 
     def batch_rank(self, rank: int) -> int:
-        """Number of the data-parallel group of a rank. TorchTitan counts pipeline, replicate, shard, tensor, the last fastest."""
+        """Data-parallel group of a rank; TorchTitan counts pipeline, replicate, shard, tensor, the last fastest."""
         return rank // self.parallelism.tensor_parallel_degree % self.batch_degree
 
     @property

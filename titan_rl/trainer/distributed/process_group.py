@@ -17,8 +17,10 @@ _leaving: list[Callable[[], None]] = []
 
 
 def join_group(rank: int, world_size: int, rendezvous: str, seconds: float, ranks_before: int = 0) -> None:
-    """Join a new process group, after leaving the previous one. ``rendezvous``: a new one (mesh/resources/rendezvous.py);
-    ``seconds``: of any collective; ``ranks_before``: of another group, which take the first devices."""
+    """Join a new process group, after leaving the previous one.
+
+    ``rendezvous``: a new one (mesh/resources/rendezvous.py); ``seconds``: of any collective; ``ranks_before``: of
+    another group, which take the first devices."""
     leave_group()
     begin_anew()
     guard_gloo()

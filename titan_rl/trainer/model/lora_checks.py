@@ -1,6 +1,4 @@
-"""Whether a model can be trained as ``[lora]`` says, checked before any process starts. Nothing is sharded, and memory
-is needed for names and shapes alone.
-"""
+"""Checks of ``[lora]`` against a model, from names and shapes, before any process starts."""
 
 from pathlib import Path
 

@@ -59,7 +59,7 @@ class ShardedModel:
         temperature: float,
         kernel: Kernel,
     ):
-        """``path``: directory of the weights; ``temperature``: of the log-probabilities; ``kernel``: ``model.kernel``."""
+        """``path``: directory of the weights. ``temperature``: of the log-probabilities."""
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
         self.temperature = temperature
         self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
@@ -116,7 +116,7 @@ class ShardedModel:
         """Accumulate the gradients of fitted rows' losses.
 
         ``loss(statistics_KS, index, columns)``: of a row, by its number. ``keywords_of(columns)``: further arguments of
-        the head. ``without_gradient``: numbers of rows whose gradient is known to be zero, on all ranks: unless there is a
+        the head. ``without_gradient``: numbers of rows whose gradient is zero on all ranks: unless there is a
         pipeline, their losses are computed without one. With a pipeline, losses are computed on its last stage alone.
         """
         columns = [self.columns(row) for row in rows]

@@ -26,7 +26,7 @@ def needed_roles(needs: Needs) -> list[str]:
 def role_path(config: Config, role: str, model_path: str | Path, initial_policy: str) -> str | Path:
     """The directory of a role's weights.
 
-    ``initial_policy``: directory of the policy as it was when reinforcement learning began (controller/initial_policy.py);
+    ``initial_policy``: directory of the policy at the start of reinforcement learning (controller/initial_policy.py);
     until then, and where that is what the run starts from, the model that it starts from is the same.
     """
     configured = getattr(config, role).path
