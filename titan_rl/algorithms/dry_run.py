@@ -25,7 +25,7 @@ _ROLE_COLUMNS = {
     "teacher": "teacher_logprob_S",
     "implicit_reward": "process_reward_S",
 }
-"""What the algorithm is given of what it needs."""
+"""Column of each need."""
 _WORD_COLUMNS = ("word_logprob_SK", "teacher_word_logprob_SK")
 _TAKEN = {f.name for f in fields(StepMetrics)} | {"step", "count", "reward", "accuracy", "response_length", "truncated"}
 _TAKEN |= {"groups_with_signal", "bad_batches_in_a_row", "sampled_per_trained", "overlong_punishment", "task_reward"}
@@ -70,7 +70,7 @@ def _call(what: str, function: Callable, *arguments: Any) -> Any:
 
 
 def check_advantages(algorithm: Algorithm, prefix: str) -> None:
-    """Errors: ConfigError."""
+    """Check advantages of synthetic groups. Errors: ConfigError."""
     for kind, rewards in {"unequal": (1.0, 0.0, 0.5, 0.25), "equal": (1.0,) * 4}.items():
         what = f"{prefix}: advantages of four samples with {kind} rewards"
         rollouts = [_rollout(sample, reward) for sample, reward in enumerate(rewards)]
@@ -105,7 +105,7 @@ def _dummy_row(algorithm: Algorithm) -> LossInputs:
 
 
 def _column_names(algorithm: Algorithm) -> list[str]:
-    """The columns that roles find, and what the model's own head gives besides."""
+    """Columns of roles, and values if the model has a value head."""
     names = [name for need, name in _ROLE_COLUMNS.items() if getattr(algorithm.needs, need)]
     return [*names, "value_S"] if algorithm.head == "value" and "value_S" not in names else names
 
@@ -118,7 +118,7 @@ def _trained_column(algorithm: Algorithm) -> str:
 
 
 def check_refine(algorithm: Algorithm, prefix: str) -> None:
-    """Errors: ConfigError."""
+    """Check ``refine`` on synthetic rows. Errors: ConfigError."""
     for inputs in (_row(algorithm), _dummy_row(algorithm)):
         _refined(algorithm, prefix, inputs)
 
@@ -207,7 +207,7 @@ def _check_metrics(prefix: str, metrics: Any) -> None:
 
 
 def check_loss(algorithm: Algorithm, prefix: str) -> None:
-    """Errors: ConfigError, also if tokens of weight 0 count for something by themselves."""
+    """Check loss and metrics on synthetic rows. Errors: ConfigError, also if tokens of weight 0 count."""
     _, metrics, _ = _loss_and_gradient(algorithm, prefix, _refined(algorithm, prefix, _row(algorithm)))
     loss, dummy_metrics, grad_S = _loss_and_gradient(algorithm, prefix, _dummy_row(algorithm))
     if sorted(dummy_metrics) != sorted(metrics):
@@ -227,7 +227,7 @@ def check_loss(algorithm: Algorithm, prefix: str) -> None:
 
 
 def check_token_sum(algorithm: Algorithm, prefix: str) -> None:
-    """Errors: ConfigError if the parts of a row do not have, each by itself, the gradient of the whole."""
+    """Check that gradients of a row's parts equal that of the whole row. Errors: ConfigError."""
     for is_needed, what in (
         (algorithm.needs.entropy_gradient, "entropies"),
         (algorithm.needs.teacher_words, "the teacher's words"),

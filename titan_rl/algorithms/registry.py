@@ -57,7 +57,9 @@ _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
 
 
 def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: bool = False) -> Algorithm:
-    """``folders``: ``run.plugin_path``. ``on_data``: whether it is to learn from ``[data]``, and not from rollouts.
+    """Build the algorithm of a config, with all checks but the dry run.
+
+    ``folders``: ``run.plugin_path``; ``on_data``: whether it trains on ``[data]`` instead of rollouts.
     Errors: ConfigError for a wrong name, class, key or need."""
     prefix = f"algorithm.name = {config.name!r}"
     cls = _find(prefix, config.name, folders)
@@ -79,7 +81,7 @@ def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: 
 
 
 def check_algorithm(algorithm: Algorithm, prefix: str) -> None:
-    """Try advantages, refine and loss on small made-up data. ``said``: how messages begin. Errors: ConfigError."""
+    """Dry run of advantages, refine and loss on synthetic data. ``prefix``: of messages. Errors: ConfigError."""
     probe.check_advantages(algorithm, prefix)
     probe.check_refine(algorithm, prefix)
     probe.check_loss(algorithm, prefix)

@@ -1,4 +1,4 @@
-"""Value heads: a model of any family that says one number at each position, for critics and reward models.
+"""Value heads on any model family, for critics and reward models.
 
 A head maps the last hidden states to one value in fp32. It stands where the output head stood, under TorchTitan's name
 of it, so that FSDP, tensor parallelism and pipelines need to know nothing of it; it is never the embeddings. In a
@@ -32,8 +32,9 @@ from titan_rl.models.weights.shards import Shard, decoder_of, expected_shapes
 
 
 class ValueHead(Linear):
-    """Values [S] in fp32 of hidden states [S, D]. What a head for words is told besides (targets, a temperature) is
-    nothing to it. Every tensor-parallel rank holds all of it, and computes the same."""
+    """Values [S] in fp32 of hidden states [S, D].
+
+    Arguments of a vocabulary head (targets, temperature) are ignored. Replicated on all tensor-parallel ranks."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
@@ -56,7 +57,7 @@ class ValueHead(Linear):
 
 
 def value_spec(spec: ModelSpec) -> ModelSpec:
-    """The same model with a value head; ``spec`` and its parts stay as they are."""
+    """Copy of a spec with a value head."""
     assert spec.state_dict_adapter is not None
     head = ValueHead.Config(in_features=decoder_of(spec).dim, param_init=FROM_FILE)
     model = replace(copy.deepcopy(decoder_of(spec)), lm_head=head, enable_weight_tying=False)
@@ -84,8 +85,9 @@ def _value_names(names: type) -> type:
 
 
 def check_value_weights(spec: ModelSpec, path: str | Path) -> None:
-    """``spec``: with a value head. Errors: ValueError if a directory holds neither such a model nor one that becomes
-    it by another head."""
+    """Check a directory for a value model; ``spec``: with a value head.
+
+    Errors: ValueError if it holds neither such a model nor one that differs by its head alone."""
     check_value_names(stored_tensors(path), expected_shapes(spec))
 
 

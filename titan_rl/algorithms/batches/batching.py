@@ -1,4 +1,4 @@
-"""Groups of rollouts become batches for the trainer: advantages, then rows. Pure."""
+"""Batches for the trainer from groups of rollouts: advantages, then rows. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample, num_model
 
 
 def scored_rollouts(group: Group) -> list[Rollout]:
-    """Those that advantages are made of: no timeout, no failure of the machinery, none without a trained token."""
+    """Rollouts with advantages: no timeouts, no infrastructure failures, at least one trained token."""
     written = [rollout for rollout in group.rollouts if rollout.num_model_tokens]
     return [rollout for rollout in written if rollout.status in ("ok", "truncated")]
 
 
 def usable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
-    """Those of them that may reach the loss."""
+    """Scored rollouts that may reach the loss."""
     return [rollout for rollout in scored_rollouts(group) if _is_usable(rollout, config)]
 
 
@@ -35,7 +35,7 @@ def _is_usable(rollout: Rollout, config: AlgorithmConfig) -> bool:
 
 
 def comparable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
-    """Those that may reach the loss and have a peer, of one seat where an episode has several, to be compared with."""
+    """Usable rollouts with a peer for comparison, of the same seat if an episode has several."""
     return [rollout for rollout in _with_peers(scored_rollouts(group)) if _is_usable(rollout, config)]
 
 
@@ -45,7 +45,7 @@ def _with_peers(rollouts: list[Rollout]) -> list[Rollout]:
 
 
 def discard_reason(group: Group, config: AlgorithmConfig) -> str | None:
-    """Why a group cannot be trained on, if it cannot."""
+    """Reason why a group is not trained on, or None."""
     if group.refused:
         return group.refused
     if comparable_rollouts(group, config):
@@ -60,7 +60,7 @@ def _reason(rollout: Rollout) -> str:
 
 
 def sample_outcomes(group: Group, config: AlgorithmConfig, num_samples: int) -> list[str | None]:
-    """Of each sample, by its number: None if it may be trained on, else why not (records/ledger/ledger.py)."""
+    """Discard reason of each sample, by number; None if it may be trained on (records/ledger/ledger.py)."""
     if group.refused:
         return [group.refused] * num_samples
     outcomes: dict[int, str | None] = {rollout.sample: _reason(rollout) for rollout in group.rollouts}
@@ -70,7 +70,9 @@ def sample_outcomes(group: Group, config: AlgorithmConfig, num_samples: int) -> 
 
 
 def checked_advantages(algorithm: Algorithm, rollouts: list[Rollout]) -> list[float | np.ndarray]:
-    """The algorithm's, one for each rollout. Errors: ValueError if they are not; whatever the algorithm raises."""
+    """Advantages of the algorithm, one for each rollout.
+
+    Errors: ValueError for wrong counts or shapes; whatever the algorithm raises."""
     values = algorithm.advantages(rollouts)
     if not isinstance(values, Sequence | np.ndarray) or len(values) != len(rollouts):
         what = f"{len(values)} of them" if isinstance(values, Sequence | np.ndarray) else f"a {type(values).__name__}"
@@ -155,13 +157,13 @@ def _group_samples(group: Group, algorithm: Algorithm, config: Config) -> list[S
 
 
 def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Group]]:
-    """The groups of each optimizer step that a batch is split into."""
+    """Split of a batch into the groups of each optimizer step."""
     parts = np.array_split(np.arange(len(groups)), config.updates_per_batch)
     return [[groups[index] for index in part] for part in parts]
 
 
 def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layout: Layout) -> list[Batch]:
-    """One batch for each optimizer step; each is normalized by its own count of trained tokens.
+    """Batches of a step, one for each optimizer update, normalized by its own trained tokens.
 
     Errors: RuntimeError that names the prompt if the algorithm has no advantages for its rollouts.
     """
@@ -179,7 +181,7 @@ def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layo
 
 
 def sft_batches(rollouts: list[Rollout], config: Config, layout: Layout) -> list[Batch]:
-    """One batch for each supervised step, every example alike. Errors: ValueError if one is longer than a row."""
+    """Batches of supervised steps, every example alike. Errors: ValueError if one is longer than a row."""
     longest, size = max(len(rollout.tokens) for rollout in rollouts), config.sft.examples_per_step
     if longest > layout.row_tokens:
         raise ValueError(f"a demonstration has {longest} tokens: raise training.seq_len, which is {layout.row_tokens}")
@@ -196,8 +198,9 @@ def sft_batches(rollouts: list[Rollout], config: Config, layout: Layout) -> list
 
 
 def data_batch(examples: Sequence[Example], algorithm: Algorithm, config: Config, layout: Layout) -> Batch:
-    """What a step is trained on, of data that others wrote. Of pairs and labels each sample weighs alike, whatever its
-    length; the samples of an example stand in one row."""
+    """Batch of an offline step, from records of a data file.
+
+    Samples of pairs and labels weigh alike, whatever their length; those of an example share a row."""
     aggregation = config.algorithm.aggregation if algorithm.trains_on == "demonstrations" else "sequence"
     batch = pack(
         [list(example.samples) for example in examples],

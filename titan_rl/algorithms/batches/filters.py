@@ -16,8 +16,9 @@ REASONS = ("no_signal", "too_easy", "too_hard", "all_truncated")
 
 
 def filter_reason(group: Group, limits: FilterConfig) -> str | None:
-    """Why a group that could be trained on is left out, if it is: pass rates by the task's own rewards, signal by the
-    ones that are trained on, before they are shaped. All samples that were scored count, whichever are trained on.
+    """Reason why a trainable group is filtered, or None.
+
+    Pass rates use the task's own rewards, the signal the trained ones before shaping; all scored samples count.
 
     Source: dynamic sampling, DAPO, arXiv 2503.14476, section 3.2: 0 < the group's right answers < G.
     """
@@ -35,7 +36,7 @@ def filter_reason(group: Group, limits: FilterConfig) -> str | None:
 
 
 class Selection:
-    """One batch as it fills up: ``size`` places, each for a group that stays.
+    """Batch as it fills up: ``size`` places, each for a group that stays.
 
     A group that is filtered gives its place to another, up to ``max_refills`` x ``size`` times; then its place stays
     empty, and the batch is that much smaller. It has a group for each optimizer step in any case: where too few stay,
@@ -55,7 +56,7 @@ class Selection:
         return len(self._in_place) == self.size
 
     def put(self, group: Group) -> bool:
-        """The next group; whether it has its place. If not, another must be sampled."""
+        """Add a group; returns false if a replacement must be sampled."""
         self._sampled.append((group, self._reason(group)))
         is_replaced = self._sampled[-1][1] is not None and self._num_refills > 0
         if is_replaced:
@@ -65,11 +66,11 @@ class Selection:
         return not is_replaced
 
     def chosen(self) -> list[Group]:
-        """Of a complete batch: whom to train on."""
+        """Groups of a complete batch to train on."""
         return [self._sampled[number][0] for number in self._chosen()]
 
     def filtered(self) -> dict[str, list[Group]]:
-        """Of a complete batch: whom not, by reason."""
+        """Filtered groups of a complete batch, by reason."""
         chosen, by_reason = set(self._chosen()), {}
         for number, (group, reason) in enumerate(self._sampled):
             if number not in chosen:

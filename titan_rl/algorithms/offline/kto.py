@@ -25,7 +25,7 @@ from titan_rl.algorithms.offline.base import OfflineAlgorithm
 
 
 def with_zero(label: float, zero: float) -> float:
-    """A sample's advantage, of its label (1 or -1) and the step's z."""
+    """Advantage of a sample from its label (1 or -1) and the step's z."""
     return label * (1 + zero)
 
 

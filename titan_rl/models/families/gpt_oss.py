@@ -75,7 +75,7 @@ class GptOssExperts(GroupedExperts):
 
 
 class OutputProjection(ScaledBiasRowwiseLinear):
-    """TorchTitan's scales the bias's gradient too, by which tensor-parallel ranks would train it too little."""
+    """Output projection with an unscaled bias gradient under tensor parallelism, unlike TorchTitan's."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(ScaledBiasRowwiseLinear.Config):

@@ -25,7 +25,7 @@ from titan_rl.models.layers.memory_saving import LeanRMSNorm
 
 
 class HeadsNorm(LeanRMSNorm):
-    """A norm over all heads of a token."""
+    """RMSNorm over all heads of a token."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(LeanRMSNorm.Config):

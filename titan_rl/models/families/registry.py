@@ -39,7 +39,7 @@ REQUIRED: Mapping[str, object] = {
 
 @dataclass(frozen=True)
 class Family:
-    """How TorchTitan builds and shards the models of one ``model_type``, and how it names their tensors.
+    """Builder, sharding and tensor names of one ``model_type``.
 
     For a family of your own, write a module that every process can import, and in it a ``Family``::
 
@@ -103,7 +103,7 @@ FAMILIES = {
 
 
 def find_family(model_type: str | None, custom: Family | None = None) -> Family:
-    """``given``, or else the entry of FAMILIES. Errors: ValueError if there is none."""
+    """Family of a model type: ``custom``, or the entry of FAMILIES. Errors: ValueError if there is none."""
     if custom is not None:
         return custom
     if model_type is None or model_type not in FAMILIES:
@@ -115,7 +115,7 @@ def find_family(model_type: str | None, custom: Family | None = None) -> Family:
 
 
 def make_family(reference: str, folders: Sequence[str]) -> Family | None:
-    """What ``model.family`` names; None where it is empty. Errors: ConfigError."""
+    """Family named by ``model.family``; None if empty. Errors: ConfigError."""
     if not reference:
         return None
     family = resolve("model.family", reference, folders)

@@ -29,12 +29,12 @@ def slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def check_weights(spec: ModelSpec, path: str | Path) -> None:
-    """Errors: ValueError if a directory does not hold the tensors of a model, all of them and no others."""
+    """Check that a directory holds exactly the tensors of a model. Errors: ValueError."""
     check_names(stored_tensors(path), expected_shapes(spec), is_tied=decoder_of(spec).enable_weight_tying)
 
 
 def base_digest(path: str | Path) -> str:
-    """Tells one model from another, wherever their directories are: of config.json and samples of the weights."""
+    """Digest of config.json and samples of the weights, independent of the path."""
     files = [Path(path) / "config.json", *weight_files(path)]
     return xxhash.xxh3_128_hexdigest(" ".join(map(sampled_checksum, files)).encode())
 
@@ -67,7 +67,8 @@ def load_hf(shards: list[Shard], path: str | Path) -> dict[str, torch.dtype]:
 def gather_whole(
     shards: list[Shard], dtypes: dict[str, torch.dtype], device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Each tensor by name, with what adapters add, assembled from all ranks' boxes on rank 0's CPU; None on the others.
+    """Tensors by name, adapters merged, assembled on rank 0's CPU; None on other ranks.
+
     All ranks must iterate.
 
     ``device``: the one that the process group sends tensors from.
@@ -100,7 +101,7 @@ def gather_whole(
 
 
 def export_dtypes(spec: ModelSpec, base: dict[str, torch.dtype], setting: str) -> dict[str, torch.dtype]:
-    """Of each tensor that is written. ``base``: as they were read; ``asked``: ``checkpoint.export_dtype``."""
+    """Export dtype of each tensor. ``base``: as read; ``setting``: ``checkpoint.export_dtype``."""
     if setting == "auto":
         if sum(map(math.prod, expected_shapes(spec).values())) > MOST_AS_TRAINED:
             return base

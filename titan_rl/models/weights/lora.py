@@ -35,7 +35,7 @@ _MADE_FROM = {"wk": "wkv", "wv": "wkv"}
 
 
 def linear_layers(spec: ModelSpec) -> dict[str, str]:
-    """The projections that can have adapters: Hugging Face's name (``q_proj``) to TorchTitan's (``wq``)."""
+    """Projections that support adapters: Hugging Face's name (``q_proj``) to TorchTitan's (``wq``)."""
     with torch.device("meta"):
         modules = spec.model.build().named_modules()
     weights = [f"{name}.weight" for name, module in modules if isinstance(module, Linear) and _is_projection(name)]
@@ -47,7 +47,7 @@ def _is_projection(name: str) -> bool:
 
 
 def targets_of(spec: ModelSpec, lora: LoraConfig) -> list[str]:
-    """Which projections get adapters, by Hugging Face's names. Errors: ValueError for what cannot have any."""
+    """Projections that get adapters, by Hugging Face's names. Errors: ValueError for unsupported targets."""
     linears = linear_layers(spec)
     for name in lora.targets:
         if name not in linears:
@@ -70,7 +70,7 @@ def _why_none(spec: ModelSpec) -> str:
 
 
 def with_adapters(spec: ModelSpec, lora: LoraConfig) -> ModelSpec:
-    """The spec whose model has adapters, and is frozen but for them; ``spec`` itself where ``lora`` is off.
+    """Spec with trainable adapters on frozen weights; ``spec`` itself if ``lora`` is off.
 
     Errors: ValueError for targets that the model has not.
     """
@@ -83,13 +83,13 @@ def with_adapters(spec: ModelSpec, lora: LoraConfig) -> ModelSpec:
 
 
 def adapted_modules(model_parts: Sequence[nn.Module]) -> Iterator[AdaptedLayer]:
-    """Every layer that has an adapter."""
+    """Layers with an adapter."""
     for part in model_parts:
         yield from (cast(AdaptedLayer, module) for module in part.modules() if hasattr(module, "lora_a"))
 
 
 def skip_adapter_init(model: nn.Module) -> None:
-    """Adapters of a model that is about to be sharded get no values by TorchTitan, which would draw them by layout."""
+    """Disable TorchTitan's adapter initialization, which depends on the layout."""
     for module in adapted_modules([model]):
         set_initialization(module.lora_a, FROM_FILE)
         set_initialization(module.lora_b, FROM_FILE)
@@ -97,7 +97,7 @@ def skip_adapter_init(model: nn.Module) -> None:
 
 @contextmanager
 def adapter_disabled(model_parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Meanwhile the model computes with its own weights alone: the model that the adapters began at, for free."""
+    """Disable adapters inside the context, which gives the base model."""
     scalings = [(module, adapter_scaling(module)) for module in adapted_modules(model_parts)]
     try:
         for module, _ in scalings:

@@ -1,4 +1,4 @@
-"""Adapters as PEFT keeps them: a directory with adapter_config.json and adapter_model.safetensors.
+"""Adapters in PEFT's format: a directory with adapter_config.json and adapter_model.safetensors.
 
 ``peft.PeftModel.from_pretrained(model, directory)`` loads what is written here. Read is what this tree can compute:
 plain LoRA of one rank, on the projections and at the scale that the configuration names.
@@ -40,7 +40,9 @@ _PLAIN: dict[str, Any] = {
 
 
 def save_adapter(tensors: dict[str, torch.Tensor], lora: LoraConfig, base: Path, out: Path) -> None:
-    """``tensors``: by their names in the model, such as ``model.layers.0.self_attn.q_proj.lora_A.weight``."""
+    """Write adapters in PEFT's format.
+
+    ``tensors``: by name in the model, such as ``model.layers.0.self_attn.q_proj.lora_A.weight``."""
     targets = sorted({name.split(".")[-3] for name in tensors})
     config = {
         **_PLAIN,
@@ -61,8 +63,9 @@ def save_adapter(tensors: dict[str, torch.Tensor], lora: LoraConfig, base: Path,
 
 
 def check_adapter(path: Path, lora: LoraConfig, targets: list[str], shapes: dict[str, tuple[int, ...]]) -> None:
-    """``targets``, ``shapes``: of the model's adapters, by Hugging Face's names. Errors: ValueError if a directory does
-    not hold just these, or wants them computed otherwise."""
+    """Check that a directory holds exactly the model's adapters, with its settings.
+
+    ``targets``, ``shapes``: of the model's adapters, by Hugging Face's names. Errors: ValueError."""
     config = read_object(path / CONFIG)
     for key, expected in _PLAIN.items():
         if (value := config.get(key, expected)) != expected and (value or expected):
