@@ -127,10 +127,10 @@ class Algorithm(ABC):
     """The loss is a sum over tokens of something of each token's log-probability, advantage and weight alone. The head
     may then take its gradient chunk by chunk, which saves the logits' second computation."""
     asks_of_whole_rollouts: bool = True
-    """Whether the loss needs a sample's tokens together, such as their ratio, unless it is a token sum. Where a
+    """Whether the loss needs a sample's tokens together, such as their ratio; unused for token sums. Where a
     rollout's branches lie in several rows, that costs an update one more forward pass."""
     normalizes_batch: bool = False
-    """Whether refined advantages are normalized to mean 0 and deviation 1 over a step's trained tokens, of all ranks."""
+    """Whether refined advantages are normalized to mean 0 and deviation 1, over all trained tokens of a step."""
     is_still_without_advantage: bool = True
     """Whether a row's gradient is 0 where all its advantages are: then it has no backward pass, and a batch of such rows
     no optimizer step."""
