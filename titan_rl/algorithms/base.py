@@ -132,8 +132,8 @@ class Algorithm(ABC):
     normalizes_batch: bool = False
     """Whether refined advantages are normalized to mean 0 and deviation 1, over all trained tokens of a step."""
     is_still_without_advantage: bool = True
-    """Whether a row's gradient is 0 where all its advantages are: then it has no backward pass, and a batch of such rows
-    no optimizer step."""
+    """Whether a row without advantages has no gradient: it then has no backward pass, and a batch of such rows no
+    optimizer step."""
 
     implementation: Literal["reference", "triton"] = "reference"
     """Of the kernels that the loss calls: the learner sets what ``model.kernel`` means on its device."""
