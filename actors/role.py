@@ -9,7 +9,7 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle, StagedRows, pull_rows
 
 if TYPE_CHECKING:  # it needs torch
-    from titan_rl.trainer.roles.frozen_worker import LoneRole
+    from titan_rl.trainer.roles.frozen_worker import FrozenRoleWorker
 
 
 class Role(Actor):
@@ -23,13 +23,13 @@ class Role(Actor):
     def __init__(self, role: str, model_path: str, kept: str):
         """``kept``: where the run keeps the policy (``trainer.roles.names.role_path``)."""
         self.role, self.model_path, self.kept = role, model_path, kept
-        self._model: LoneRole | None = None
+        self._model: FrozenRoleWorker | None = None
         """None until it has joined."""
         self._staged = ExitStack()
         """Outputs of the last call, for as long as the trainer may read them."""
 
     @property
-    def model(self) -> "LoneRole":
+    def model(self) -> "FrozenRoleWorker":
         assert self._model is not None
         return self._model
 
@@ -40,7 +40,7 @@ class Role(Actor):
         from titan_rl.models.device import take_device
         from titan_rl.trainer.distributed.process_group import join_group
         from titan_rl.trainer.model.cpu_allocator import release
-        from titan_rl.trainer.roles.frozen_worker import LoneRole
+        from titan_rl.trainer.roles.frozen_worker import FrozenRoleWorker
         from titan_rl.trainer.titan_config import role_titan
 
         take_device(device)
@@ -49,7 +49,7 @@ class Role(Actor):
             self._model = None  # the next one needs its memory
             release()
         join_group(rank, world_size, rendezvous, titan.comm.init_timeout_seconds)
-        self._model = LoneRole(self.config, titan, self.role, self.model_path, self.kept)
+        self._model = FrozenRoleWorker(self.config, titan, self.role, self.model_path, self.kept)
 
     @endpoint
     def compute_outputs(self, batches: list[RowsHandle]) -> list[RowsHandle] | None:
@@ -57,10 +57,10 @@ class Role(Actor):
 
         One handle a group; None from ranks without outputs.
         """
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
         seconds = self.config.mesh.step_timeout
-        with peers_are_told():
+        with leave_group_on_error():
             outputs = self.model.find([pull_rows(handle, seconds) for handle in batches])
         self._staged.close()
         if outputs is None:

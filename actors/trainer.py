@@ -22,15 +22,15 @@ from titan_rl.mesh.resources.imports import import_all
 from titan_rl.mesh.supervision.abort_collectives import check_peers
 from titan_rl.mesh.telemetry.step_record import RankReport
 from titan_rl.mesh.telemetry.stragglers import runnable_seconds
-from titan_rl.trainer.model.cpu_allocator import Heap, release
+from titan_rl.trainer.model.cpu_allocator import CpuAllocator, release
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
 from titan_rl.trainer.state.snapshot_kinds import make_snapshots
 
 if TYPE_CHECKING:  # a process has these imported once it has joined
-    from titan_rl.trainer.model.parameter_memory import Held
-    from titan_rl.trainer.objective.preparation import Found
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.model.parameter_memory import TrainedTensor
+    from titan_rl.trainer.objective.preparation import RowColumns
+    from titan_rl.trainer.rank_interface import TrainerRank
     from titan_rl.trainer.step.learner import Gradients, Learner
 
 
@@ -44,7 +44,7 @@ class Trainer(Actor):
         self.model_path, self.kept = model_path, kept
         self._config: Config | None = None
         """None until it has tried to join."""
-        self._learner: Side | None = None
+        self._learner: TrainerRank | None = None
         """None until it has joined."""
         self.saver: BackgroundSave | None = None
         self.gradients: Gradients | BadNumbers | None = None
@@ -53,8 +53,8 @@ class Trainer(Actor):
         self.snapshots: Snapshots | None = None
         """Of the learner before, until they are opened anew."""
         self.writer: WeightWriter | None = None
-        self.heap = Heap()
-        self.moved: list[Held] = []
+        self.heap = CpuAllocator()
+        self.moved: list[TrainedTensor] = []
         """What lies on the host while generators have the device."""
 
     @endpoint
@@ -70,13 +70,13 @@ class Trainer(Actor):
         ``rendezvous``: where the ranks find each other (mesh/resources/rendezvous.py). ``device``: this rank's GPU.
         """
         from titan_rl.models.device import take_device
-        from titan_rl.trainer.join import join_side
+        from titan_rl.trainer.join import join_rank
 
         if self._config is not None:
             self._let_go()
         take_device(device)
         self._config, self.rank = config, rank
-        self._learner = join_side(config, self.model_path, self.kept, rank, world_size, rendezvous)
+        self._learner = join_rank(config, self.model_path, self.kept, rank, world_size, rendezvous)
         # before anybody has a view of what is trained, which may move
         keeps = bool(config.recovery.snapshot_every)
         self.opening = make_snapshots(rank, self.learner, config, before=self.snapshots) if keeps else None
@@ -89,7 +89,7 @@ class Trainer(Actor):
         return self._config
 
     @property
-    def learner(self) -> "Side":
+    def learner(self) -> "TrainerRank":
         assert self._learner is not None
         return self._learner
 
@@ -194,10 +194,10 @@ class Trainer(Actor):
     @endpoint
     def restore(self, step: int, kept: RegionHandle | None) -> None:
         """Load the state after a step from a kept snapshot, or from this process's own if ``kept`` is None."""
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
         slot = self._own_slot(step) if kept is None else fetch_step(kept, step)
-        with peers_are_told():
+        with leave_group_on_error():
             load_snapshot(self.learner, slot)
 
     def _own_slot(self, step: int) -> torch.Tensor:
@@ -230,9 +230,9 @@ class Trainer(Actor):
     @endpoint
     def sft(self, batches: list[RowsHandle]) -> list[float]:
         """Run supervised steps; ``batches[group]`` holds that group's rows of every step. Losses, one a step."""
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
-        with peers_are_told():
+        with leave_group_on_error():
             return self.learner.sft(self._pull(batches), self.config.sft.lr)
 
     @endpoint
@@ -251,9 +251,9 @@ class Trainer(Actor):
         found of them, ``has_signal`` whether an update has an advantage.
         ``snapshot``: the step that this is, if a snapshot of it is to be taken.
         """
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
-        with peers_are_told():
+        with leave_group_on_error():
             self._begin_step()
             start = runnable_seconds()
             with self.learner.spans.span("rows"):
@@ -266,16 +266,16 @@ class Trainer(Actor):
 
     def _report(self) -> RankReport:
         group, *_ = self.learner.share(range(self.learner.titan.batch_degree))
-        return RankReport(self.learner.spans.take(), group, list(self.learner.step_found))
+        return RankReport(self.learner.spans.take(), group, list(self.learner.step_values))
 
     @endpoint
     def forward_backward(
         self, batches: list[RowsHandle], role_outputs: list[list[RowsHandle]]
     ) -> StepMetrics | BadNumbers:
         """Compute the gradients of one update, for a custom training loop; their metrics, or BadNumbers."""
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
-        with peers_are_told():
+        with leave_group_on_error():
             self._begin_step()
             [rows] = self._pull(batches)
             self.gradients = outcome = self.policy_side.gradients(rows, self._pull_role_outputs(role_outputs))
@@ -284,9 +284,9 @@ class Trainer(Actor):
     @endpoint
     def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers:
         """Apply the gradients of ``forward_backward``, as one update of ``train``."""
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
-        with peers_are_told():
+        with leave_group_on_error():
             inject_fault()
             outcome = self.gradients
             assert outcome is not None
@@ -302,10 +302,10 @@ class Trainer(Actor):
         as to ``train``. ``name``: of the algorithm whose loss it is; empty: the run's."""
         from titan_rl.algorithms.registry import make_algorithm
         from titan_rl.config.sections.schema import AlgorithmConfig
-        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import leave_group_on_error
         from titan_rl.trainer.step.evaluation import evaluate
 
-        with peers_are_told():
+        with leave_group_on_error():
             learner, own = self.policy_side, self.policy_side.algorithm
             algorithm = make_algorithm(AlgorithmConfig(name=name), [], on_data=True) if name else own
             [rows] = self._pull(batches)
@@ -321,7 +321,7 @@ class Trainer(Actor):
         groups = [pull_rows(handle, self.config.mesh.step_timeout) for handle in self.learner.share(batches)]
         return [[row for rows in updates for row in rows] for updates in zip(*groups, strict=True)]
 
-    def _pull_role_outputs(self, role_outputs: list[list[RowsHandle]]) -> "list[Found]":
+    def _pull_role_outputs(self, role_outputs: list[list[RowsHandle]]) -> "list[RowColumns]":
         """Role outputs for the rows of this rank's groups."""
         shares = [handle for handles in role_outputs for handle in self.learner.share(handles)]
         return [entry for handle in shares for entry in pull_rows(handle, self.config.mesh.step_timeout)]

@@ -1,4 +1,4 @@
-"""How bench.py measures: sizes, time, peak memory, and bars that figures are held to. torch alone."""
+"""Measurement of kernels: sizes, time, peak memory, thresholds. Needs torch alone."""
 
 import json
 import statistics
@@ -41,7 +41,7 @@ REHEARSAL = Sizes(
 
 
 class Bench:
-    """Measures on one device, and keeps the rows."""
+    """Benchmark on one device, with its rows."""
 
     def __init__(self, device: str, sizes: Sizes):
         self.device, self.sizes = device, sizes
@@ -53,7 +53,7 @@ class Bench:
         self.operations_per_s = 2 * sizes.square**3 / self.seconds(lambda: torch.mm(*square))
 
     def seconds(self, run: Callable) -> float:
-        """Median, after runs that compile, tune and fill the allocator's cache."""
+        """Median seconds of a run, after warmup runs."""
         for _ in range(2 if self.device == "cpu" else 4):
             run()
         return statistics.median(self._once(run) for _ in range(self.sizes.repeats))
@@ -71,7 +71,7 @@ class Bench:
         return start.elapsed_time(stop) / 1000
 
     def peak(self, run: Callable, gradients: float = 0) -> float | None:
-        """In MiB, beyond what is there already and ``gradients`` bytes."""
+        """Peak memory of a run in MiB, above the present allocation and ``gradients`` bytes."""
         if self.device == "cpu":
             return None
         run()
@@ -103,7 +103,7 @@ class Bench:
 
 
 def hold(row: dict[str, Any], name: str, bar: float, at_most: bool = False) -> None:
-    """A bar that the row's figure of that name is held to."""
+    """Set a threshold for a figure of a row."""
     value = row[name]
     met = None if value is None else value <= bar if at_most else value >= bar
     row.setdefault("bars", []).append({"bar": f"{name} {'<=' if at_most else '>='} {bar}", "met": met})

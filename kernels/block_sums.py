@@ -35,7 +35,7 @@ def block_sums(
     *,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> torch.Tensor:
-    """Of bytes [start, stop) of uint8 ``buffer``, each block by itself: int64 [N] on the buffer's device.
+    """Checksums of byte blocks [start, stop) of uint8 ``buffer``: int64 [N] on its device.
 
     Starts are multiples of 16, and for ``triton`` lengths of 4; else what lacks of the last word counts as zeros.
     """

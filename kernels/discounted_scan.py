@@ -22,7 +22,7 @@ except ImportError:  # the reference does without
 
 
 def last_tokens(offsets_N: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Which tokens end a segment [T], of N segments between offsets [N + 1]; empty ones are let pass."""
+    """Mask of segments' last tokens, bool [T], for N segments with offsets [N + 1]; empty ones are skipped."""
     last_T = torch.zeros(num_tokens, dtype=torch.bool, device=offsets_N.device)
     last_T[offsets_N[1:][offsets_N.diff() > 0] - 1] = True
     return last_T
@@ -35,7 +35,7 @@ def discounted_returns(
     *,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> torch.Tensor:
-    """Sum of a segment's rewards from each token on, each times ``discount`` for every token that it is away.
+    """Discounted returns of each token within its segment.
 
     Numerics: fp32, in the order of a tree; the reference in float64, rounded once. |error| <= 2**-20 times the sum of
     the magnitudes. Tokens behind the last end belong to a segment that ends with the row.
@@ -54,7 +54,7 @@ def advantages_and_returns(
     *,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalized advantage estimates (arXiv 1506.02438, equation 16) and, those added to the values, returns.
+    """Generalized advantage estimates (arXiv 1506.02438, equation 16), and returns: estimates plus values.
 
     ``trace`` is the paper's lambda; numerics as ``discounted_returns``.
     """

@@ -180,7 +180,7 @@ def multiplies_wide() -> bool:
 
 @contextmanager
 def exact_bf16_products(a: torch.Tensor, b: torch.Tensor) -> Iterator[None]:
-    """fp32 products are made by a CPU's bf16 units, where those are faster, if it is bf16 that is multiplied.
+    """Use a CPU's bf16 units for fp32 products of bf16 values, where they are faster.
 
     They round what they are given to bf16, which changes neither hidden states nor weights, and sum up in fp32.
     """
@@ -535,8 +535,9 @@ _is_tuned = True
 
 
 def tune_by_the_clock(yes: bool) -> None:
-    """Whether a kernel takes what was fastest when it first met a shape: in another process that may be another tile,
-    which is another order of additions. If not, it takes one that never changes, and fits into every GPU's memory."""
+    """Select autotuning by time, or one fixed tile for every GPU.
+
+    Autotuned tiles may differ between processes, and so the order of additions."""
     global _is_tuned
     if yes != _is_tuned and triton is not None:
         for kernel in (_statistics_kernel, _gradient_kernel):

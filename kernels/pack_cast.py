@@ -34,7 +34,7 @@ _BLOCK = 1024 if _INTERPRETED else 4096
 
 
 def checksum(buffer: torch.Tensor) -> torch.Tensor:
-    """Of uint8 bytes, a multiple of 4 of them: an int64 on their device.
+    """Checksum of uint8 bytes, a multiple of 4: an int64 on their device.
 
     The sum of the little-endian int32 words, the i-th (from 0) times ``(i + 1) * _WEYL | 1``, modulo 2**64: integers,
     so the order of addition does not matter. It is that of block_sums.py, of one block.
@@ -74,7 +74,7 @@ class _Place:
 
 
 class Staging:
-    """The layout of a buffer for shards of given shapes, and both ways between them; made once, used each version.
+    """Layout of a staging buffer for shards of fixed shapes, with packing and unpacking.
 
     Numerics: bfloat16 rounds to the nearest, ties to even: |error| <= 2**-9 |x|. FP8: x * (448 / largest of the block),
     rounded likewise: |error| <= max(2**-4 |x|, 2**-10 * scale) (1 + 2**-20), scale being the largest / 448. Both
@@ -99,7 +99,7 @@ class Staging:
             self._tables = [self._table(on_fp8) for on_fp8 in (False, True)]
 
     def pack(self, shards: list[torch.Tensor], buffer: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffer, uint8 [num_bytes], and its checksum."""
+        """Pack shards into the buffer; returns it, uint8 [num_bytes], and its checksum."""
         shards = [shard.contiguous() for shard in shards]
         self._check(shards)
         if buffer is None:
@@ -117,7 +117,7 @@ class Staging:
     def unpack(
         self, buffer: torch.Tensor, shards: list[torch.Tensor] | None = None
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The shards in fp32, and the checksum of the buffer that they were read from."""
+        """Unpack shards in fp32; returns them and the buffer's checksum."""
         if shards is None:
             shards = [torch.empty(place.shape, device=self.device) for place in self.places]
         self._check(shards)

@@ -26,7 +26,7 @@ _LARGE_HEADS = ((8, 0), (9, 0), (10, 0), (10, 3))
 
 @dataclass(frozen=True)
 class PackedPlan:
-    """What every layer needs to know about a row, computed once."""
+    """Attention plan of a row, computed once for all layers."""
 
     query_ends_D1: torch.Tensor
     """int32: where each segment's queries begin, and where the last one's end. Queries are the row itself."""
@@ -94,13 +94,13 @@ def has_flash(device: torch.device | str) -> bool:
 
 
 def largest_head(device: torch.device | str) -> int:
-    """The largest head size that the kernel has a backward for."""
+    """Largest head size with a backward kernel."""
     capability = torch.cuda.get_device_capability(device)
     return _LARGEST_HEAD if capability in _LARGE_HEADS else _LARGEST_HEAD_ELSEWHERE
 
 
 def fits_flash(dtype: torch.dtype, head_size: int, largest: int = _LARGEST_HEAD) -> bool:
-    """Whether it computes in this dtype, with heads of this size. ``largest``: of the device."""
+    """Whether flash attention supports a dtype and head size. ``largest``: head size on the device."""
     return dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0 and head_size <= largest
 
 
@@ -114,8 +114,9 @@ def packed_attention(
     scale: float | None = None,
     implementation: Literal["auto", "flash", "reference"] = "auto",
 ) -> torch.Tensor:
-    """Each token's attention over its segment's tokens up to itself and over all of the prefix: [T, N, H], in the
-    dtype of the queries.
+    """Attention of each token over its segment, causally, and its whole prefix: [T, N, H].
+
+    The result has the dtype of the queries.
 
     ``window``: how many tokens a query sees, itself included, None for all; ``scale``: of the scores, by default one
     over the root of the head size; ``implementation``: ``"auto"`` is the reference on a CPU.

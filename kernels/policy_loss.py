@@ -32,7 +32,7 @@ Estimator = Literal["k1", "k2", "k3", "k3_unbiased"]
 
 
 def bounded_log_ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:
-    """Cut to at most LARGEST_LOG_RATIO either way, as verl cuts that of a token; NaN if it is infinite.
+    """Log-ratio clamped to +-LARGEST_LOG_RATIO, as in verl; NaN if infinite.
 
     Beyond the cut the gradient is zero: of a token that the two policies hold a hundred million times as likely, the
     one as the other, nothing can be learned, and its ratio would drown all other tokens'. An infinite log-probability
@@ -44,7 +44,7 @@ def bounded_log_ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:
 def divergence(
     logprob_S: torch.Tensor, reference_logprob_S: torch.Tensor, estimator: Estimator, clip: float = math.inf
 ) -> torch.Tensor:
-    """What each token adds to an estimate of KL(policy || reference), for tokens that the policy sampled.
+    """Estimate of KL(policy || reference) of each token, for tokens that the policy sampled.
 
     With x = log reference - log policy: k1 = -x, unbiased, of either sign; k2 = x**2 / 2, biased, and its gradient is
     the unbiased one of KL; k3 = exp(x) - 1 - x, unbiased, never negative, x cut as ``bounded_log_ratio`` cuts it. An
@@ -65,14 +65,16 @@ def divergence(
 
 
 def sum_of_sequence(values_S: torch.Tensor, offsets_N: torch.Tensor) -> torch.Tensor:
-    """Each token is given the sum [S] of its sequence's values. ``offsets_N`` [N + 1], from 0 to S."""
+    """Sums over sequences, repeated for each of their tokens [S]. ``offsets_N`` [N + 1], from 0 to S."""
     sequence_S = torch.repeat_interleave(offsets_N.diff(), output_size=len(values_S))
     return values_S.new_zeros(len(offsets_N) - 1).index_add(0, sequence_S, values_S)[sequence_S]
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Which loss. With r the ratio, A the advantage, c(r) = clamp(r, 1 - clip_low, 1 + clip_high), p the probability:
+    """Settings of the policy loss.
+
+    With r the ratio, A the advantage, c(r) = clamp(r, 1 - clip_low, 1 + clip_high), p the probability:
 
     * ``clip``: -min(r A, c(r) A); PPO, arXiv 1707.06347, equation 7; bounds apart: DAPO, 2503.14476, equation 10;
     * with ``dual_clip`` d, where A < 0: -max(min(r A, c(r) A), d A); 1912.09729, section on dual-clip PPO;

@@ -248,7 +248,7 @@ def test_the_reference_of_a_run_from_a_saved_adapter_is_what_the_run_began_as(sa
     lora = LORA | {"adapter": str(saved / "adapter")}
     config = load_config(None, sections | {"model": {"path": str(base)}, "lora": lora, "training": {"steps": 10}})
     assert keeps_policy(config, make_algorithm(config.algorithm, config.run.plugin_path))
-    learner = Learner(config, build_titan(config), base, kept=str(saved / "model"))
+    learner = Learner(config, build_titan(config), base, initial_policy=str(saved / "model"))
     [[row, *_]] = learner.prepare([batch_of(0).rows[0]])
     began, below = (learner_of(base, lora=each, **sections) for each in (lora, LORA))
     wanted, other = (each.policy.measure(each.policy.fit([row]))[0][0] for each in (began, below))

@@ -20,10 +20,10 @@ from titan_rl.diagnostics.replay import replay
 from titan_rl.diagnostics.replay.comparison import ComparedState, ComparedStep, compare_states, recorded_places
 from titan_rl.kernels import linear_logprob
 from titan_rl.records.run_directory.events import EventLog
-from titan_rl.trainer.model.determinism import TrainedOn, is_equal, set_determinism, tolerance
+from titan_rl.trainer.model.determinism import RankPlatform, is_equal, set_determinism, tolerance
 from titan_rl.trainer.titan_config import build_titan
 
-CPU, GPU = TrainedOn("cpu"), TrainedOn("NVIDIA H200")
+CPU, GPU = RankPlatform("cpu"), RankPlatform("NVIDIA H200")
 FIXED = replace(GPU, deterministic=True)
 
 
@@ -75,7 +75,7 @@ def test_the_tuner_has_one_choice(torch_as_it_was, name, dtype):
         ([FIXED, FIXED], "bfloat16", 0.0),
         ([GPU, GPU], "float32", 1e-3),
         ([GPU, FIXED], "bfloat16", 2e-2),
-        ([FIXED, TrainedOn("NVIDIA A100", True)], "float32", 1e-3),
+        ([FIXED, RankPlatform("NVIDIA A100", True)], "float32", 1e-3),
         ([FIXED, CPU], "float32", 1e-3),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_gpu_is_asked_of_the_trainer(monkeypatch):
     assert told == [(TRAINER_DEVICE, {"device": "GPU 1", "deterministic": True, "torch": torch.__version__})]
 
 
-def run_on(root, *places: TrainedOn):
+def run_on(root, *places: RankPlatform):
     run_dir = made_run.made_run(root, checkpoint=0)
     events = EventLog(run_dir.root)
     for place in places:
@@ -124,7 +124,7 @@ def run_on(root, *places: TrainedOn):
     return run_dir
 
 
-def replayed(run_dir, monkeypatch, here: TrainedOn, off: float, *, as_json: bool = False) -> int:
+def replayed(run_dir, monkeypatch, here: RankPlatform, off: float, *, as_json: bool = False) -> int:
     """As a replay on ``here``, whose losses come out ``off`` from what was recorded."""
 
     async def replay_steps(plan, tell, hear_of):
@@ -174,7 +174,7 @@ def test_a_run_that_was_partly_on_a_gpu_is_no_cpus(tmp_path):
     assert tolerance([*recorded_places(run_dir.root), CPU], "float32") == 1e-3
     with open(run_dir.root / "events.jsonl", "a") as file:
         file.write('[1]\n{"kind": "trainer_device", "deterministic": "yes"}\n')
-    assert recorded_places(run_dir.root)[-1] == TrainedOn("None")
+    assert recorded_places(run_dir.root)[-1] == RankPlatform("None")
 
 
 def states(tmp_path, change: float):

@@ -1,4 +1,4 @@
-"""What an algorithm is: advantages, a loss, and what it needs. Trainer and controller know none by its name.
+"""Base class of algorithms: advantages, loss, needs. Trainer and controller know none by name.
 
 A new one is a subclass of ``Algorithm`` in a file of its own (grpo.py shows all of it), entered in registry.py or named
 ``pkg.module:name`` in a TOML.
@@ -19,8 +19,7 @@ from titan_rl.data.types import Rollout
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Columns of one row, float [S] each, or [S, K] of K words at each token. A column that is None is not provided,
-    since nobody needs it."""
+    """Columns of one row, float [S] each, or [S, K] of K words a token; None: not needed."""
 
     logprob_S: torch.Tensor
     """Under the model as it is; the gradient flows through it. Zeros where the model's head gives values."""
@@ -60,13 +59,13 @@ class LossInputs:
 
     @property
     def returns_offsets(self) -> torch.Tensor:
-        """Within which rewards of tokens are summed up: those of branches, each of which ends by itself."""
+        """Offsets within which token rewards are summed: those of branches, or of samples."""
         return provided(self.offsets_N) if self.branch_offsets is None else self.branch_offsets
 
 
 @dataclass(frozen=True)
 class Refined:
-    """What became of the advantages of one row, float [S] each."""
+    """Refined advantages and returns of one row, float [S] each."""
 
     advantage_S: torch.Tensor
     return_S: torch.Tensor | None = None
@@ -75,23 +74,22 @@ class Refined:
 
 @dataclass(frozen=True)
 class Needs:
-    """What must be there besides the policy and one reward for each sample."""
+    """Requirements of an algorithm besides the policy and one reward a sample."""
 
     reference: bool = False
     critic: bool = False
     implicit_reward: bool = False
-    """A model beside the policy that learns the samples' outcomes, and by that rewards each token; it needs the
-    reference."""
+    """Model beside the policy, trained on outcomes, that rewards each token; requires the reference."""
     reward_model: bool = False
     teacher: bool = False
     teacher_words: int = 0
-    """So many of the teacher's likeliest words at each token, and what the model itself gives them."""
+    """Number of the teacher's most likely words at each token, with the model's own log-probabilities of them."""
     proximal: bool = False
     """Log-probabilities under the weights before the step's first update."""
     entropy_gradient: bool = False
     """The loss has a gradient for the entropies too, which costs the head's backward two more passes."""
     rewards: Literal["sample", "turn", "token"] = "sample"
-    """What a reward is given for."""
+    """Unit of a reward."""
 
 
 NO_NEEDS = Needs()
@@ -101,39 +99,41 @@ Advantages = Sequence[float | np.ndarray] | np.ndarray
 
 
 def provided(column: torch.Tensor | None) -> torch.Tensor:
-    """A column of ``LossInputs`` that the algorithm's needs name, so that it is there."""
+    """Column of ``LossInputs`` that the algorithm's needs guarantee."""
     assert column is not None, "a column that the algorithm's needs do not name"
     return column
 
 
 @dataclass(kw_only=True)
 class NoSettings:
-    """Of an algorithm without TOML keys of its own."""
+    """Settings of an algorithm without TOML keys."""
 
 
 class Algorithm(ABC):
-    """A subclass may set ``needs`` and ``is_token_sum`` in its ``__init__`` if they depend on its settings."""
+    """Base class of algorithms.
+
+    A subclass may set ``needs`` and ``is_token_sum`` in its ``__init__`` if they depend on its settings."""
 
     Settings: ClassVar[type] = NoSettings
     """A keyword-only dataclass of the algorithm's own keys in ``[algorithm]``, which are checked strictly."""
     trains_on: ClassVar[Literal["rollouts", "demonstrations", "pairs", "labels"]] = "rollouts"
-    """What the model learns from: its own answers, or data that others wrote (algorithms/registry.py)."""
+    """Kind of training data: sampled rollouts, or records of a file (algorithms/registry.py)."""
     rewards: ClassVar[Literal["any", "not_negative", "unused"]] = "any"
-    """Which ones advantages can be made of; ``unused``: none are, they are only shown."""
+    """Rewards that advantages accept; ``unused``: rewards are metrics only."""
     head: ClassVar[Literal["vocabulary", "value"]] = "vocabulary"
-    """Of the model that learns: what its last layer gives for each trained token."""
+    """Last layer of the trained model."""
     needs: Needs = NO_NEEDS
     is_token_sum: bool = False
     """The loss is a sum over tokens of something of each token's log-probability, advantage and weight alone. The head
-    may then be told its gradient chunk by chunk, which saves the logits' second computation."""
+    may then take its gradient chunk by chunk, which saves the logits' second computation."""
     asks_of_whole_rollouts: bool = True
-    """Unless it is a token sum: the loss asks something of a sample's tokens together, such as their ratio. Where a
+    """Whether the loss needs a sample's tokens together, such as their ratio; unused for token sums. Where a
     rollout's branches lie in several rows, that costs an update one more forward pass."""
     normalizes_batch: bool = False
-    """Refined advantages are brought to mean 0 and deviation 1 over all trained tokens of a step, of all ranks."""
+    """Whether refined advantages are normalized to mean 0 and deviation 1, over all trained tokens of a step."""
     is_still_without_advantage: bool = True
-    """Where every advantage of a row is 0, so is its loss's gradient: it is only computed forward. If it is so in a
-    whole batch, the optimizer is left alone."""
+    """Whether a row without advantages has no gradient: it then has no backward pass, and a batch of such rows no
+    optimizer step."""
 
     implementation: Literal["reference", "triton"] = "reference"
     """Of the kernels that the loss calls: the learner sets what ``model.kernel`` means on its device."""
@@ -149,12 +149,12 @@ class Algorithm(ABC):
 
     @abstractmethod
     def advantages(self, rollouts: list[Rollout]) -> Advantages:
-        """One for each of a group's usable rollouts: a number for all its tokens, or an array [num_model_tokens] with
-        one for each token that the model wrote."""
+        """Advantages of a group's usable rollouts: a number each, or an array [num_model_tokens] over its tokens."""
 
     def group_terms(self, inputs: LossInputs) -> torch.Tensor:
-        """Numbers [N, M] of each sample of a row, of which ``refine`` wants the sums over the sample's group. Called as
-        ``refine`` is, and before it, where a subclass has it.
+        """Terms [N, M] of each sample of a row, whose sums over the group ``refine`` uses.
+
+        Called as ``refine`` is, and before it, where a subclass has it.
 
         A group's samples may lie in several rows and on several ranks; one collective a step adds them up, the same
         sums coming out wherever they lie. A sample that has a number here that is not finite has no part in them.
@@ -162,14 +162,15 @@ class Algorithm(ABC):
         raise NotImplementedError
 
     def refine(self, inputs: LossInputs) -> Refined:
-        """What the loss gets for ``advantage_S``, of what ``advantages`` gave (rewards at tokens, say) and of what the
-        roles found (values, the reference's log-probabilities). A function of one row, without a gradient: it is
+        """Final advantages, from those of ``advantages`` (rewards at tokens, say) and the columns of roles.
+
+        A function of one row, without a gradient: it is
         called before the step's first update, with ``logprob_S`` and ``entropy_S`` empty."""
         return Refined(inputs.advantage_S)
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """A row's loss, and what is counted beside it. A token whose weight is 0 has no part in either.
+        """Loss of a row, and metric sums; tokens of weight 0 have no part in either.
 
         The loss, a scalar, is a sum weighted by ``weight_S``: it adds up over rows and ranks as it is. The dict holds
         scalars, each a sum over the trained tokens (where ``weight_S > 0``); they reach the metrics as means over the

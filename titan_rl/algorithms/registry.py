@@ -57,99 +57,101 @@ _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
 
 
 def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: bool = False) -> Algorithm:
-    """``folders``: ``run.plugin_path``. ``on_data``: whether it is to learn from ``[data]``, and not from rollouts.
+    """Build the algorithm of a config, with all checks but the dry run.
+
+    ``folders``: ``run.plugin_path``; ``on_data``: whether it trains on ``[data]`` instead of rollouts.
     Errors: ConfigError for a wrong name, class, key or need."""
-    said = f"algorithm.name = {config.name!r}"
-    cls = _find(said, config.name, folders)
-    _check_class(said, cls)
-    _check_source(said, cls, on_data)
-    _check_shaping(said, cls, config)
-    settings = _build_settings(said, cls, config.options)
+    prefix = f"algorithm.name = {config.name!r}"
+    cls = _find(prefix, config.name, folders)
+    _check_class(prefix, cls)
+    _check_source(prefix, cls, on_data)
+    _check_shaping(prefix, cls, config)
+    settings = _build_settings(prefix, cls, config.options)
     _check_updates(settings, config.updates_per_batch)
     try:
         algorithm = cls(settings)
     except Exception as error:  # a user's algorithm may raise anything
-        raise ConfigError(f"{said}: making it failed: {what_happened(error)}") from None
-    check_signature(f"{said}: advantages", algorithm.advantages, ("rollouts",))
-    check_signature(f"{said}: group_terms", algorithm.group_terms, ("inputs",))
-    check_signature(f"{said}: refine", algorithm.refine, ("inputs",))
-    check_signature(f"{said}: loss", algorithm.loss, ("inputs",))
-    _check_needs(said, algorithm.needs)
+        raise ConfigError(f"{prefix}: making it failed: {what_happened(error)}") from None
+    check_signature(f"{prefix}: advantages", algorithm.advantages, ("rollouts",))
+    check_signature(f"{prefix}: group_terms", algorithm.group_terms, ("inputs",))
+    check_signature(f"{prefix}: refine", algorithm.refine, ("inputs",))
+    check_signature(f"{prefix}: loss", algorithm.loss, ("inputs",))
+    _check_needs(prefix, algorithm.needs)
     return algorithm
 
 
-def check_algorithm(algorithm: Algorithm, said: str) -> None:
-    """Try advantages, refine and loss on small made-up data. ``said``: how messages begin. Errors: ConfigError."""
-    probe.check_advantages(algorithm, said)
-    probe.check_refine(algorithm, said)
-    probe.check_loss(algorithm, said)
+def check_algorithm(algorithm: Algorithm, prefix: str) -> None:
+    """Dry run of advantages, refine and loss on synthetic data. ``prefix``: of messages. Errors: ConfigError."""
+    probe.check_advantages(algorithm, prefix)
+    probe.check_refine(algorithm, prefix)
+    probe.check_loss(algorithm, prefix)
     if algorithm.is_token_sum:
-        probe.check_token_sum(algorithm, said)
+        probe.check_token_sum(algorithm, prefix)
 
 
-def _find(said: str, name: str, folders: Sequence[str]) -> Any:
+def _find(prefix: str, name: str, folders: Sequence[str]) -> Any:
     if is_reference(name):
         return resolve("algorithm.name", name, folders)
     if name == "supervised":
-        raise _supervised(said)
+        raise _supervised(prefix)
     if name not in ALGORITHMS:
-        raise ConfigError(f"{said} is unknown: {nearest(name, ALGORITHMS)}, or pkg.module:name of your own")
+        raise ConfigError(f"{prefix} is unknown: {nearest(name, ALGORITHMS)}, or pkg.module:name of your own")
     return ALGORITHMS[name]
 
 
-def _supervised(said: str) -> ConfigError:
+def _supervised(prefix: str) -> ConfigError:
     """On sampled answers it would make every one more likely, whatever it earned: 26.6 % of right ones became 0."""
     return ConfigError(
-        f"{said} is no reinforcement-learning algorithm: take grpo, and set [sft] steps for supervised steps "
+        f"{prefix} is no reinforcement-learning algorithm: take grpo, and set [sft] steps for supervised steps "
         f"before it, or set data.file to train 'sft' on demonstrations alone"
     )
 
 
-def _check_class(said: str, cls: Any) -> None:
+def _check_class(prefix: str, cls: Any) -> None:
     if not isinstance(cls, type) or not issubclass(cls, Algorithm):
-        raise ConfigError(f"{said} must name a subclass of titan_rl.algorithms.base.Algorithm, not {cls!r:.80}")
+        raise ConfigError(f"{prefix} must name a subclass of titan_rl.algorithms.base.Algorithm, not {cls!r:.80}")
     if inspect.isabstract(cls):
-        raise ConfigError(f"{said} has no {' and no '.join(sorted(cls.__abstractmethods__))}: write the method")
-    check_signature(said, cls, ("settings",))
+        raise ConfigError(f"{prefix} has no {' and no '.join(sorted(cls.__abstractmethods__))}: write the method")
+    check_signature(prefix, cls, ("settings",))
     if not isinstance(cls.Settings, type) or not is_dataclass(cls.Settings):
-        raise ConfigError(f"{said}: its Settings must be a dataclass: write @dataclass(kw_only=True) above it")
+        raise ConfigError(f"{prefix}: its Settings must be a dataclass: write @dataclass(kw_only=True) above it")
     if cls.group_terms is not Algorithm.group_terms and cls.refine is Algorithm.refine:
-        raise ConfigError(f"{said} has group_terms, which nobody asks for without refine: write that, too")
-    if taken := _COMMON_KEYS & {f.name for f in fields(cls.Settings)}:
-        raise ConfigError(f"{said}: Settings.{min(taken)} is a key that every algorithm has: rename yours")
+        raise ConfigError(f"{prefix} has group_terms, which nobody asks for without refine: write that, too")
+    if reserved := _COMMON_KEYS & {f.name for f in fields(cls.Settings)}:
+        raise ConfigError(f"{prefix}: Settings.{min(reserved)} is a key that every algorithm has: rename yours")
 
 
-def _check_source(said: str, cls: type[Algorithm], on_data: bool) -> None:
+def _check_source(prefix: str, cls: type[Algorithm], on_data: bool) -> None:
     """Errors: ConfigError for an algorithm that cannot learn from what the run has. A subclass of a supervised one
     that has advantages of its own may learn from rollouts."""
     if on_data and cls.trains_on == "rollouts":
-        known = ", ".join(name for name, each in ALGORITHMS.items() if each.trains_on != "rollouts")
-        raise ConfigError(f"{said} learns from rollouts: leave out data.file, or take one of {known}")
+        names = ", ".join(name for name, each in ALGORITHMS.items() if each.trains_on != "rollouts")
+        raise ConfigError(f"{prefix} learns from rollouts: leave out data.file, or take one of {names}")
     if on_data:
         return
     if cls.advantages is SFT.advantages:
-        raise _supervised(said)
+        raise _supervised(prefix)
     if cls.advantages is OfflineAlgorithm.advantages:
-        raise ConfigError(f"{said} learns from {cls.trains_on} that others wrote: set data.file")
+        raise ConfigError(f"{prefix} learns from {cls.trains_on} that others wrote: set data.file")
 
 
-def _check_shaping(said: str, cls: type[Algorithm], config: AlgorithmConfig) -> None:
+def _check_shaping(prefix: str, cls: type[Algorithm], config: AlgorithmConfig) -> None:
     """Errors: ConfigError for punishments that the algorithm cannot learn from."""
     if config.overlong_penalty != AlgorithmConfig.overlong_penalty and not config.overlong_buffer:
         raise ConfigError("algorithm.overlong_penalty has no effect without algorithm.overlong_buffer: set that, too")
     if not config.overlong_buffer or cls.rewards == "any":
         return
     why = "which learns nothing from rewards" if cls.rewards == "unused" else "whose rewards must not be negative"
-    raise ConfigError(f"algorithm.overlong_buffer takes from rewards, and {said}, {why}: leave it out, or take dapo")
+    raise ConfigError(f"algorithm.overlong_buffer takes from rewards, and {prefix}, {why}: leave it out, or take dapo")
 
 
-def _build_settings(said: str, cls: type[Algorithm], options: dict[str, Any]) -> Any:
+def _build_settings(prefix: str, cls: type[Algorithm], options: dict[str, Any]) -> Any:
     try:
         return build_section(cls.Settings, options, "algorithm", also_known=_COMMON_KEYS)
     except ConfigError:
         raise
     except Exception as error:  # a type that cannot be checked, or what a user's __post_init__ raises
-        raise ConfigError(f"{said}: its Settings cannot be made: {what_happened(error)}") from None
+        raise ConfigError(f"{prefix}: its Settings cannot be made: {what_happened(error)}") from None
 
 
 def _check_updates(settings: Any, updates_per_batch: int) -> None:
@@ -161,17 +163,17 @@ def _check_updates(settings: Any, updates_per_batch: int) -> None:
             raise ConfigError(f"algorithm.{error}") from None
 
 
-def _check_needs(said: str, needs: Any) -> None:
+def _check_needs(prefix: str, needs: Any) -> None:
     """Errors: ConfigError for what this release does not serve."""
     if not isinstance(needs, Needs):
-        raise ConfigError(f"{said}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
+        raise ConfigError(f"{prefix}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
     if needs.teacher_words and not needs.teacher:
-        raise ConfigError(f"{said}: its needs name teacher_words and no teacher: set teacher = True, too")
+        raise ConfigError(f"{prefix}: its needs name teacher_words and no teacher: set teacher = True, too")
     if needs.implicit_reward and not needs.reference:
-        raise ConfigError(f"{said}: its needs name implicit_reward and no reference: set reference = True, too")
+        raise ConfigError(f"{prefix}: its needs name implicit_reward and no reference: set reference = True, too")
     if needs.implicit_reward and needs.critic:
         raise ConfigError(
-            f"{said} needs a critic and an implicit reward model: this release trains one model beside the policy"
+            f"{prefix} needs a critic and an implicit reward model: this release trains one model beside the policy"
         )
     if needs.rewards not in ("sample", "turn"):
-        raise ConfigError(f"{said} needs a reward for each {needs.rewards}, which this release cannot serve yet")
+        raise ConfigError(f"{prefix} needs a reward for each {needs.rewards}, which this release cannot serve yet")

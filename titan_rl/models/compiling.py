@@ -1,4 +1,4 @@
-"""torch.compile of a model's layers: for which models it can be had here, and what it needs.
+"""torch.compile of a model's layers: its limits and settings.
 
 TorchTitan compiles each layer as one graph. Rows differ in length, so lengths must be symbols of the graph. They are
 where attention is one call for the whole row. With blocks and masks, whose number and shapes differ from row to row,
@@ -16,7 +16,7 @@ prefixes and for those that do not, for rows of one token; and the first of each
 
 
 def why_not_compiled(model_config: Decoder.Config, device: torch.device, dtype: torch.dtype) -> str | None:
-    """What keeps a model from being compiled, and what to do about it; None: nothing does.
+    """Reason why a model cannot be compiled, with the remedy; None: it can.
 
     ``model_config``: TorchTitan's of the model; ``dtype``: that it computes in.
     """
@@ -29,7 +29,7 @@ def why_not_compiled(model_config: Decoder.Config, device: torch.device, dtype: 
 
 
 def allow_graphs() -> None:
-    """torch gives up after 8 by default, and a layer that must be one graph then fails."""
+    """Raise torch's limit of 8 recompilations, past which a full-graph layer fails."""
     import torch.compiler.config as compiler  # which imports the compiler
 
     compiler.recompile_limit = max(compiler.recompile_limit, _GRAPHS)

@@ -1,4 +1,4 @@
-"""The device that this process works on. Import this before any other torchtitan module: it sets TorchTitan's."""
+"""Device of this process. Import this before any other torchtitan module: it sets TorchTitan's."""
 
 import torch
 
@@ -10,12 +10,12 @@ _taken: list[int] = []
 
 
 def take_device(index: int | None) -> None:
-    """From now on this process works on that GPU (mesh/resources/devices.py says which); None: on a CPU."""
+    """Set this process's GPU (chosen by mesh/resources/devices.py); None: CPU."""
     _taken[:] = [] if index is None else [index]
 
 
 def local_device(rank: int) -> torch.device:
-    """The device that this process works on: the one that it was given, or else by its rank, where there is no run."""
+    """Device of this process: the assigned one, or by rank outside a run."""
     if DEVICE_TYPE == "cpu":
         return torch.device("cpu")
     return torch.device(DEVICE_TYPE, _taken[0] if _taken else rank % torch.accelerator.device_count())

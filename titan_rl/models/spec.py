@@ -23,9 +23,9 @@ from titan_rl.models.weights.shards import decoder_of
 
 
 def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrainedConfig:
-    """The config.json of an HF directory. ``family``: instead of the one that FAMILIES has for its ``model_type``.
+    """Config of an HF directory, checked. ``family``: overrides the entry of FAMILIES.
 
-    Errors: ValueError for what the trainer cannot build.
+    Errors: ValueError for a model that the trainer cannot build.
     """
     read_config(Path(path))
     values = PreTrainedConfig.get_config_dict(path)[0]
@@ -35,15 +35,15 @@ def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrained
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers does not know model type {model_type!r}: register it with AutoConfig.register")
     hf = AutoConfig.from_pretrained(path)
-    for key, wanted in family.required.items():
-        if getattr(hf, key, wanted) != wanted:
-            raise ValueError(f"{key} = {getattr(hf, key)!r} in config.json is not supported, only {wanted!r}")
-    family.model_config(hf)  # what it cannot build is told now
+    for key, required_values in family.required.items():
+        if getattr(hf, key, required_values) != required_values:
+            raise ValueError(f"{key} = {getattr(hf, key)!r} in config.json is not supported, only {required_values!r}")
+    family.model_config(hf)  # raises for a model that it cannot build
     return hf
 
 
 def longest_rollout(seq_len: int, path: str | Path, family: Family | None = None) -> int:
-    """The most tokens of a rollout, prompt included: limited by a packed row and by the model's positions."""
+    """Maximum tokens of a rollout, prompt included, by packed row and model positions."""
     return min(seq_len, num_positions(read_hf_config(path, family)))
 
 
@@ -59,7 +59,7 @@ def model_spec(path: str | Path, family: Family | None = None, lora: LoraConfig 
 
 
 def spec_of(hf: PreTrainedConfig, name: str, family: Family | None = None, lora: LoraConfig | None = None) -> ModelSpec:
-    """The same by a config.json that was read."""
+    """TorchTitan ModelSpec of a parsed config.json."""
     family = find_family(hf.model_type, family)
     spec = ModelSpec(
         name=hf.model_type,
@@ -74,14 +74,14 @@ def spec_of(hf: PreTrainedConfig, name: str, family: Family | None = None, lora:
 
 
 def parameter_names(spec: ModelSpec) -> list[str]:
-    """TorchTitan's, of all parameters that are trained."""
+    """TorchTitan's names of all trained parameters."""
     with torch.device("meta"):
         model = spec.model.build()
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig) -> None:
-    """Let TorchTitan fill in the sharding declarations of the model config, and cut it to the rows of the run."""
+    """Fill in TorchTitan's sharding declarations, and limit positions to the run's rows."""
     model = decoder_of(spec)
     cut_positions(model, training.seq_len)
     cast(SequenceParallelConfig, model).sequence_parallel = parallelism.enable_sequence_parallel

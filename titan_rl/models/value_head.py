@@ -1,4 +1,4 @@
-"""Value heads: a model of any family that says one number at each position, for critics and reward models.
+"""Value heads on any model family, for critics and reward models.
 
 A head maps the last hidden states to one value in fp32. It stands where the output head stood, under TorchTitan's name
 of it, so that FSDP, tensor parallelism and pipelines need to know nothing of it; it is never the embeddings. In a
@@ -32,8 +32,9 @@ from titan_rl.models.weights.shards import Shard, decoder_of, expected_shapes
 
 
 class ValueHead(Linear):
-    """Values [S] in fp32 of hidden states [S, D]. What a head for words is told besides (targets, a temperature) is
-    nothing to it. Every tensor-parallel rank holds all of it, and computes the same."""
+    """Values [S] in fp32 of hidden states [S, D].
+
+    Arguments of a vocabulary head (targets, temperature) are ignored. Replicated on all tensor-parallel ranks."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
@@ -56,7 +57,7 @@ class ValueHead(Linear):
 
 
 def value_spec(spec: ModelSpec) -> ModelSpec:
-    """The same model with a value head; ``spec`` and its parts stay as they are."""
+    """Copy of a spec with a value head."""
     assert spec.state_dict_adapter is not None
     head = ValueHead.Config(in_features=decoder_of(spec).dim, param_init=FROM_FILE)
     model = replace(copy.deepcopy(decoder_of(spec)), lm_head=head, enable_weight_tying=False)
@@ -73,15 +74,20 @@ def _value_names(names: type) -> type:
     class ValueNames(names):
         def __init__(self, model_config: BaseModel.Config, hf_assets_path: str | None):
             super().__init__(model_config, hf_assets_path)
-            others = {theirs: ours for theirs, ours in self.from_hf_map.items() if ours != "lm_head.weight"}
+            others = {
+                hf_name: titan_name
+                for hf_name, titan_name in self.from_hf_map.items()
+                if titan_name != "lm_head.weight"
+            }
             self.from_hf_map = others | {VALUE_HEAD: "lm_head.weight"}
 
     return ValueNames
 
 
 def check_value_weights(spec: ModelSpec, path: str | Path) -> None:
-    """``spec``: with a value head. Errors: ValueError if a directory holds neither such a model nor one that becomes
-    it by another head."""
+    """Check a directory for a value model; ``spec``: with a value head.
+
+    Errors: ValueError if it holds neither such a model nor one that differs by its head alone."""
     check_value_names(stored_tensors(path), expected_shapes(spec))
 
 
@@ -113,5 +119,5 @@ def save_value_model(
 def _one_label(config: dict) -> dict:
     """What a config.json says of a model with a value head."""
     name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config["model_type"])
-    known = {"architectures": [name]} if name else {}
-    return known | {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    updated = {"architectures": [name]} if name else {}
+    return updated | {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}

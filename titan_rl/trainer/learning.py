@@ -1,8 +1,7 @@
-"""What others may read of a model that learns: of the policy's learner (learner.py), of a role beside it
-(learned_role.py).
+"""Protocols of a trained model: the policy (step/learner.py) or a learned role (roles/learned_role.py).
 
-Checkpoints and snapshots take its parameters, optimizer and schedule (``LearningModel``), the search for bad numbers
-its last pass and its gradients, too (``SearchedModel``).
+Checkpoints and snapshots take its parameters, optimizer and schedule (``LearningModel``), the search for
+non-finite samples its last pass and its gradients, too (``SearchedModel``).
 
 Dimensions: K statistics of a token, S trained tokens of a row.
 """
@@ -23,7 +22,7 @@ from titan_rl.trainer.titan_config import TitanConfig
 
 
 class LearningModel(Protocol):
-    """A model with an optimizer and a schedule of its own."""
+    """Trained model with its own optimizer and schedule."""
 
     @property
     def model_parts(self) -> list[nn.Module]: ...
@@ -36,24 +35,24 @@ class LearningModel(Protocol):
 
 
 class SearchedModel(LearningModel, Protocol):
-    """A model that learns from rows, as the search for bad numbers sees it (nonfinite.py)."""
+    """Trained model, as the search for non-finite samples reads it (objective/nonfinite.py)."""
 
     @property
     def titan(self) -> TitanConfig: ...
 
     @property
     def statistics(self) -> dict[int, torch.Tensor]:
-        """Of each row of the last pass, what the head gave [K, S], where this rank saw it."""
+        """Head outputs [K, S] of each row of the last pass, on ranks that have the head."""
         ...
 
     @property
     def gives(self) -> str:
-        """What the head says of a token, for people."""
+        """Name of the head's output, for messages."""
         ...
 
     @property
     def samples_per_loss(self) -> int:
-        """2 where the answers of a pair have one loss, else 1."""
+        """Number of samples with a joint loss: 2 for preference pairs, else 1."""
         ...
 
     @property
@@ -62,21 +61,21 @@ class SearchedModel(LearningModel, Protocol):
         ...
 
     def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
-        """Add the rows' gradients up."""
+        """Accumulate the gradients of rows; returns sums over their trained tokens."""
         ...
 
     def gradient_norm(self) -> float:
-        """The norm of all ranks' gradients, which are then clipped."""
+        """Norm of all ranks' gradients, before they are clipped."""
         ...
 
     def is_finite_everywhere(self, value: float) -> bool:
-        """Whether it is on all ranks."""
+        """Whether a value is finite on all ranks."""
         ...
 
     def loss_of(self, row: Row, statistics_KS: torch.Tensor, /) -> float:
-        """The loss that a row has where the head gives this."""
+        """Loss of a row, computed from head outputs [K, S]."""
         ...
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters of all that learns, by name."""
+        """Trained parameters, by name."""
         ...

@@ -57,6 +57,8 @@ _ACTIVATION_CHECKPOINT = {"none": None, "full": FullAC, "selective": SelectiveAC
 
 @dataclass(frozen=True)
 class TitanConfig:
+    """TorchTitan's sections of a run's config."""
+
     training: TrainingConfig
     parallelism: ParallelismConfig
     optimizer: OptimizersContainer.Config
@@ -85,28 +87,28 @@ class TitanConfig:
         return self.parallelism.data_parallel_replicate_degree * self.parallelism.data_parallel_shard_degree
 
     def batch_rank(self, rank: int) -> int:
-        """Which group's rows a rank takes. TorchTitan counts pipeline, replicate, shard, tensor, the last fastest."""
+        """Data-parallel group of a rank; TorchTitan counts pipeline, replicate, shard, tensor, the last fastest."""
         return rank // self.parallelism.tensor_parallel_degree % self.batch_degree
 
     @property
     def row_multiple(self) -> int:
-        """The pipeline's schedule needs a number of rows per group that is a multiple of this."""
+        """Divisor of the number of rows per group, by the pipeline's schedule."""
         return self.parallelism.pipeline_parallel_degree
 
     @property
     def layout(self) -> Layout:
-        """In which batches are packed for these ranks."""
+        """Layout of batches for these ranks."""
         return Layout(self.batch_degree, self.training.seq_len, self.row_multiple)
 
 
 def titan_keys() -> dict[str, tuple[type, dict[str, Any]]]:
     """TorchTitan's class of each of its sections, and the keys that have an effect here, to their defaults."""
     classes = {"training": TrainingConfig, "parallelism": ParallelismConfig, "comm": CommConfig, "debug": DebugConfig}
-    ours = {"training": _TRAINING, "parallelism": _PARALLELISM}
+    defaults = {"training": _TRAINING, "parallelism": _PARALLELISM}
     honoured = {
         name: (
             cls,
-            {key: (_defaults(cls) | ours.get(name, {}))[key] for key in _defaults(cls) if key in _HONOURED[name]},
+            {key: (_defaults(cls) | defaults.get(name, {}))[key] for key in _defaults(cls) if key in _HONOURED[name]},
         )
         for name, cls in classes.items()
     }
@@ -180,7 +182,9 @@ def _activation_checkpoint(values: dict[str, Any]) -> ActivationCheckpointing.Co
 
 
 def build_titan(config: Config) -> TitanConfig:
-    """Errors: ConfigError for an unknown key, a wrong type, or a layout that this version cannot train."""
+    """TorchTitan's config of a run.
+
+    Errors: ConfigError for an unknown key, a wrong type, or a layout that this version cannot train."""
     section = {name: dict(values) for name, values in config.titan.items()}
     _refuse_unhonoured(section)
     titan = TitanConfig(
@@ -198,7 +202,7 @@ def build_titan(config: Config) -> TitanConfig:
 
 
 def role_titan(config: Config, role: str) -> TitanConfig:
-    """Of a role in processes of its own: its own layout, and none of the policy's optimizer. Errors: ConfigError."""
+    """Config of a role with its own processes: its own layout, no optimizer. Errors: ConfigError."""
     shared = {name: table for name, table in config.titan.items() if name not in ("optimizer", "lr_scheduler")}
     own = replace(config, titan=shared | {"parallelism": getattr(config, role).parallelism})
     try:
@@ -208,9 +212,9 @@ def role_titan(config: Config, role: str) -> TitanConfig:
 
 
 def learned_titan(config: Config, titan: TitanConfig, role: str) -> TitanConfig:
-    """Of a role that learns beside the policy: its layout, with an optimizer and a schedule of its own.
+    """Config of a learned role: its layout, optimizer and schedule.
 
-    ``titan``: of the process that it lives in. Errors: ConfigError."""
+    ``titan``: config of the processes that it shares. Errors: ConfigError."""
     settings = getattr(config, role)
     optimizer = _optimizer(settings.optimizer, f"{role}.optimizer")
     schedule = _lr_scheduler(settings.lr_scheduler, f"{role}.lr_scheduler")
@@ -221,10 +225,10 @@ def learned_titan(config: Config, titan: TitanConfig, role: str) -> TitanConfig:
 
 
 def _refuse_unhonoured(section: dict[str, dict]) -> None:
-    ours = {"training": _TRAINING, "parallelism": _PARALLELISM}
+    own_defaults = {"training": _TRAINING, "parallelism": _PARALLELISM}
     classes = {"training": TrainingConfig, "parallelism": ParallelismConfig, "comm": CommConfig, "debug": DebugConfig}
     for name, honoured in _HONOURED.items():
-        defaults = {f.name: f.default for f in fields(classes[name])} | ours.get(name, {})
+        defaults = {f.name: f.default for f in fields(classes[name])} | own_defaults.get(name, {})
         for key, value in section.get(name, {}).items():
             if key in defaults and key not in honoured and value != defaults[key]:
                 why = _REFUSED.get(f"{name}.{key}", "it has no effect here")

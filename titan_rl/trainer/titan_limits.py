@@ -29,7 +29,7 @@ _MOST_SECONDS = 10**6
 
 
 def check_schedule(schedule: LRSchedulersContainer.Config, section: str) -> None:
-    """Errors: ConfigError for a schedule whose learning rate would be negative, or not be the one that was written."""
+    """Check a schedule. Errors: ConfigError for a negative learning rate, or one that differs from the TOML."""
     if schedule.warmup_steps < 0:
         raise ConfigError(f"{section}.warmup_steps = {schedule.warmup_steps} must be at least 0")
     if schedule.total_steps is not None and schedule.total_steps < 1:
@@ -41,8 +41,9 @@ def check_schedule(schedule: LRSchedulersContainer.Config, section: str) -> None
 
 
 def check_length(schedule: LRSchedulersContainer.Config, num_updates: int, section: str) -> None:
-    """``num_updates``: of the run. Errors: ConfigError for phases that take more updates than the schedule has:
-    TorchTitan would shorten the decay, and then the warmup, and say so in its own log alone."""
+    """Check that warmup and decay fit into the schedule; ``num_updates``: of the run.
+
+    Errors: ConfigError; TorchTitan would shorten decay and warmup with a line in its own log alone."""
     total = schedule.total_steps or num_updates
     decay = round(total * schedule.decay_ratio) if schedule.decay_ratio else 0
     if schedule.warmup_steps + decay <= total:
@@ -57,7 +58,7 @@ def check_length(schedule: LRSchedulersContainer.Config, num_updates: int, secti
 
 
 def check_groups(optimizer: OptimizersContainer.Config, section: str) -> None:
-    """Errors: ConfigError for a group that its optimizer, which is made of a single number here, does not take."""
+    """Check parameter groups, each against its optimizer built on one number. Errors: ConfigError."""
     if optimizer.implementation == "fused_opt_states_bf16":
         raise ConfigError(
             f"{section}.implementation = 'fused_opt_states_bf16' has no effect: moments are made before the first "
@@ -111,23 +112,25 @@ def check_patterns(
     section: str = "optimizer",
     are_adapters: bool = False,
 ) -> None:
-    """``names``: of all parameters that are trained. Errors: ConfigError if a group has none, or one has no group."""
-    left = list(names)
-    first = left[0]
+    """Check that each group matches a parameter, and each parameter a group.
+
+    ``names``: of all trained parameters. Errors: ConfigError."""
+    remaining = list(names)
+    first = remaining[0]
     for group in groups:
-        matched = [name for name in left if re.search(group.pattern, name)]
+        matched = [name for name in remaining if re.search(group.pattern, name)]
         if not matched:
             what = "with [lora] nothing but adapters is trained, and none" if are_adapters else "no parameter"
             raise ConfigError(
                 f"{section}.param_groups: {what} is left for {group.pattern!r}: their names are like {first}"
             )
-        left = [name for name in left if name not in matched]
-    if left:
-        raise ConfigError(f"{section}.param_groups has no pattern for {left[0]}: add a group with '.*'")
+        remaining = [name for name in remaining if name not in matched]
+    if remaining:
+        raise ConfigError(f"{section}.param_groups has no pattern for {remaining[0]}: add a group with '.*'")
 
 
 def check_compile_keys(settings: CompileConfig) -> None:
-    """Errors: ConfigError for a part or a backend that torch does not compile."""
+    """Check ``[compile]``. Errors: ConfigError for an unknown component or backend."""
     if unknown := [name for name in settings.components if name not in _COMPONENTS]:
         raise ConfigError(f"compile.components: {unknown[0]!r}: {nearest(unknown[0], _COMPONENTS)}")
     if not settings.enable:
@@ -138,7 +141,7 @@ def check_compile_keys(settings: CompileConfig) -> None:
 
 
 def check_comm(settings: CommConfig) -> None:
-    """Errors: ConfigError for a time in which no process group could begin."""
+    """Check ``[comm]``. Errors: ConfigError for a timeout out of bounds."""
     if not 1 <= settings.init_timeout_seconds <= _MOST_SECONDS:
         raise ConfigError(
             f"comm.init_timeout_seconds = {settings.init_timeout_seconds} must be from 1 to {_MOST_SECONDS}"
@@ -146,6 +149,6 @@ def check_comm(settings: CommConfig) -> None:
 
 
 def check_recomputing(policy: ActivationCheckpointing.Config | None) -> None:
-    """Errors: ConfigError for a check that torch's checkpointing does not have."""
-    if policy is not None and (asked := policy.determinism_check) not in _DETERMINISM_CHECKS:
-        raise ConfigError(f"activation_checkpoint.determinism_check = {asked!r}: {nearest(asked, _DETERMINISM_CHECKS)}")
+    """Check ``[activation_checkpoint]``. Errors: ConfigError for an unknown determinism check."""
+    if policy is not None and (mode := policy.determinism_check) not in _DETERMINISM_CHECKS:
+        raise ConfigError(f"activation_checkpoint.determinism_check = {mode!r}: {nearest(mode, _DETERMINISM_CHECKS)}")

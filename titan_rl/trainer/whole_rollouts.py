@@ -1,4 +1,4 @@
-"""Rollouts whose branches lie in several rows, of any rank, put together: for what is asked of a whole rollout.
+"""Joining of rollouts whose branches lie in several rows or ranks, for losses of whole rollouts.
 
     rows ─▶ join ─▶ the same rows, in which these rollouts weigh nothing
                  └▶ one row of all their tokens, the same on every rank ─▶ what was found goes back to each row
@@ -22,15 +22,15 @@ from titan_rl.trainer.distributed.ranks import anywhere, gathered, rank
 from titan_rl.trainer.model.sharded_model import Columns, ShardedModel
 
 Branch = tuple[int, int]
-"""The number of a rollout in its batch, and that of a branch in it."""
+"""Number of a rollout in its batch, and of a branch in the rollout."""
 _COLUMNS = ("source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
 _WEIGHTS = ("outcome_weight_S",)
-"""What roles weigh tokens by."""
+"""Token weights of roles."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A branch of a split rollout: its owner, its columns, and what the head gave [K, S]."""
+    """Branch of a split rollout: owner, columns, and head outputs [K, S]."""
 
     owner: tuple[str, int, int]
     columns: dict[str, np.ndarray]
@@ -40,7 +40,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Join:
-    """A batch's rows of one rank, and what stands apart from them."""
+    """Rows of one rank, and its split rollouts joined in one more row."""
 
     rows: list[Row]
     """In which split rollouts weigh nothing."""
@@ -48,13 +48,13 @@ class Join:
     """Of all split rollouts of the batch; None: there is none, or this rank does not see it."""
     statistics_KS: np.ndarray | None = None
     """Of the tokens of ``whole``."""
-    speaks: bool = False
+    reports: bool = False
     """Whether this rank is the one that counts ``whole``."""
     slices: dict[int, list[tuple[slice, slice]]] = field(default_factory=dict)
     """Of a row by its number, where its split branches are in it and in ``whole``."""
 
-    def given_back(self, values_S: np.ndarray, index: int, whole_S: np.ndarray) -> np.ndarray:
-        """A row's values, those of split branches from ``whole_S``."""
+    def scattered(self, values_S: np.ndarray, index: int, whole_S: np.ndarray) -> np.ndarray:
+        """Values of a row, with those of split branches taken from ``whole_S``."""
         values_S = values_S.copy()
         for here, there in self.slices.get(index, []):
             values_S[here] = whole_S[there]
@@ -68,41 +68,47 @@ def join(
     *,
     is_counted: bool,
 ) -> Join:
-    """All ranks together. ``measured``: what the head gives for each row [K, S], asked only where a rollout is split.
+    """Join split rollouts over all ranks; all call it.
+
+    ``measured``: head outputs [K, S] of each row, computed only where a rollout is split.
     ``is_counted``: of ranks that see the same rows, one must be."""
     if not anywhere([any(row.split for row in rows)], device)[0]:
         return Join(rows)
     statistics = [None] * len(rows) if measured is None else measured()
-    pieces = [_pieces(row, found) for row, found in zip(rows, statistics, strict=True)]
-    mine = {branch: piece for own in pieces for branch, (_, piece) in own.items()}
+    pieces = [_pieces(row, row_statistics) for row, row_statistics in zip(rows, statistics, strict=True)]
+    mine = {branch: piece for row_pieces in pieces for branch, (_, piece) in row_pieces.items()}
     everyones = gathered(mine if is_counted else {})
-    known = {branch: piece for theirs in everyones for branch, piece in theirs.items()}
-    if not known or not mine:
+    all_pieces = {branch: piece for rank_pieces in everyones for branch, piece in rank_pieces.items()}
+    if not all_pieces or not mine:
         return Join([_weightless(row) for row in rows])
-    order = sorted(known)
-    ends = np.cumsum([0, *(known[branch].owner[2] for branch in order)]).tolist()
+    order = sorted(all_pieces)
+    ends = np.cumsum([0, *(all_pieces[branch].owner[2] for branch in order)]).tolist()
     places = {branch: slice(*ends[n : n + 2]) for n, branch in enumerate(order)}
     return Join(
         [_weightless(row) for row in rows],
-        *_whole(order, known),
-        speaks=rank() == next(number for number, theirs in enumerate(everyones) if theirs),
+        *_whole(order, all_pieces),
+        reports=rank() == next(number for number, rank_pieces in enumerate(everyones) if rank_pieces),
         slices={
-            index: [(here, places[branch]) for branch, (here, _) in own.items()] for index, own in enumerate(pieces)
+            index: [(here, places[branch]) for branch, (here, _) in row_pieces.items()]
+            for index, row_pieces in enumerate(pieces)
         },
     )
 
 
 def _pieces(row: Row, statistics: torch.Tensor | None) -> dict[Branch, tuple[slice, _Piece]]:
     """Each branch of a split rollout, and its tokens in the row."""
-    offsets, found = row.branch_offsets.tolist(), {}
+    offsets, pieces = row.branch_offsets.tolist(), {}
     values = None if statistics is None else statistics.detach().reshape(-1, statistics.shape[-1]).float().cpu().numpy()
     for n, branch in enumerate(row.rollouts):
         if branch[0] in row.split:
-            own = slice(*offsets[n : n + 2])
-            columns = {name: getattr(row, name)[own] for name in _COLUMNS}
-            said = {name: column[own] for name, column in row.found.items()}
-            found[branch] = own, _Piece(row.owners[n], columns, said, None if values is None else values[:, own])
-    return found
+            tokens = slice(*offsets[n : n + 2])
+            columns = {name: getattr(row, name)[tokens] for name in _COLUMNS}
+            role_columns = {name: column[tokens] for name, column in row.found.items()}
+            pieces[branch] = (
+                tokens,
+                _Piece(row.owners[n], columns, role_columns, None if values is None else values[:, tokens]),
+            )
+    return pieces
 
 
 def _weightless(row: Row) -> Row:
@@ -116,12 +122,12 @@ def _weightless(row: Row) -> Row:
     return replace(row, weight_S=weight_S, found=row.found | weights)
 
 
-def _whole(order: list[Branch], known: dict[Branch, _Piece]) -> tuple[Row, np.ndarray | None]:
-    pieces = [known[branch] for branch in order]
+def _whole(order: list[Branch], all_pieces: dict[Branch, _Piece]) -> tuple[Row, np.ndarray | None]:
+    pieces = [all_pieces[branch] for branch in order]
     names = set.intersection(*(set(piece.found) for piece in pieces))
     columns = {name: np.concatenate([piece.columns[name] for piece in pieces]) for name in _COLUMNS}
-    found = {name: np.concatenate([piece.found[name] for piece in pieces]) for name in sorted(names)}
-    row = replace(dummy_row(), **columns, found=found, owners=[piece.owner for piece in pieces], rollouts=order)
+    role_columns = {name: np.concatenate([piece.found[name] for piece in pieces]) for name in sorted(names)}
+    row = replace(dummy_row(), **columns, found=role_columns, owners=[piece.owner for piece in pieces], rollouts=order)
     statistics = [piece.statistics for piece in pieces if piece.statistics is not None]
     return row, np.concatenate(statistics, axis=1) if len(statistics) == len(pieces) else None
 
@@ -132,7 +138,7 @@ RowLoss = Callable[[torch.Tensor, int, Columns], torch.Tensor]
 
 
 class JoinedLoss:
-    """What split rollouts add to the losses of a batch's rows."""
+    """Gradient terms of split rollouts, added to the losses of a batch's rows."""
 
     def __init__(
         self,
@@ -150,7 +156,7 @@ class JoinedLoss:
         with torch.enable_grad():
             loss, sums = loss_and_sums(leaf_KS, model.columns(joined.whole))
             [self._gradient_KS] = torch.autograd.grad(loss, [leaf_KS])
-        if joined.speaks:
+        if joined.reports:
             self.sums = sums
 
     def added_to(self, loss: RowLoss) -> RowLoss:
@@ -161,8 +167,8 @@ class JoinedLoss:
         if not (slices := self._slices.get(index)):
             return 0.0
         statistics_KS = statistics.reshape(-1, statistics.shape[-1])
-        asked = [k for k, gradient_S in enumerate(self._gradient_KS) if gradient_S.any()]
-        terms = [(self._gradient_KS[k, there] * statistics_KS[k, here]).sum() for k in asked for here, there in slices]
+        used = [k for k, gradient_S in enumerate(self._gradient_KS) if gradient_S.any()]
+        terms = [(self._gradient_KS[k, there] * statistics_KS[k, here]).sum() for k in used for here, there in slices]
         return torch.stack(terms).sum() if terms else 0.0
 
 
@@ -170,10 +176,10 @@ def joined_loss(
     model: ShardedModel,
     rows: list[Row],
     loss_and_sums: Callable[[torch.Tensor, Columns], tuple[torch.Tensor, Sums]],
-    asked: Callable[[Columns], dict] = lambda columns: {},
+    keywords_of: Callable[[Columns], dict] = lambda columns: {},
     *,
     is_counted: bool,
 ) -> JoinedLoss:
-    """Of fitted rows. All ranks together; ``asked``: what the head is told besides."""
-    joined = join(rows, model.device, lambda: model.measure(rows, asked), is_counted=is_counted)
+    """Joined loss of fitted rows; all ranks call it. ``keywords_of``: further arguments of the head."""
+    joined = join(rows, model.device, lambda: model.measure(rows, keywords_of), is_counted=is_counted)
     return JoinedLoss(joined, model, loss_and_sums)

@@ -100,7 +100,7 @@ def test_loss_of_the_whole_is_the_sum_over_any_parts(algorithm):
 def row_of(algorithm, held: float) -> tuple[LossInputs, str]:
     """Four samples, of which one has no token that counts; ``held``: in every column of the tokens that do not count.
     And the column that the gradient flows through."""
-    inputs, learned = probe._row(algorithm), probe._learned(algorithm)
+    inputs, learned = probe._row(algorithm), probe._trained_column(algorithm)
     weight_S = inputs.weight_S * (torch.arange(len(inputs.weight_S)) != 4)
     columns = {}
     for name, column in vars(inputs).items():

@@ -18,7 +18,7 @@ from titan_rl.algorithms.batches.batching import checked_advantages
 from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.types import Provenance, Rollout, Row, Sample
-from titan_rl.trainer.objective.nonfinite import _seen
+from titan_rl.trainer.objective.nonfinite import _nonfinite_samples
 from titan_rl.trainer.objective.objective import loss_inputs
 from titan_rl.trainer.objective.preparation import with_advantages
 
@@ -175,4 +175,4 @@ def test_who_is_at_fault_is_named_alone(alone, value):
     seen = {0: torch.zeros(2, len(row.target_S))}
     learner = SimpleNamespace(statistics=seen, loss_of=lambda *_: 0.0, gives="logprob", samples_per_loss=1)
     prompt_id, sample, _ = row.owners[2]
-    assert _seen(learner, [row]) == {(prompt_id, sample): "reference logprob"}
+    assert _nonfinite_samples(learner, [row]) == {(prompt_id, sample): "reference logprob"}

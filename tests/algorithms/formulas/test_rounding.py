@@ -16,7 +16,7 @@ from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Sample, Turn, all_equal, all_zero, correct
 from titan_rl.diagnostics.bench.steps.matrix_share import _operations
 from titan_rl.records.metrics import sampling_metrics
-from titan_rl.trainer.objective.preparation import still_rows
+from titan_rl.trainer.objective.preparation import rows_without_gradient
 
 SUMS = (0.1 + 0.2 + 0.7, 0.7 + 0.2 + 0.1)
 """0.9999999999999999 and 1."""
@@ -86,7 +86,7 @@ def test_rounding_in_advantages_of_ones_own_is_no_signal():
     settings = dict(num_ranks=1, row_tokens=64, share_prefix=True, weigh=lambda s: token_weights(s, "token", 1))
     batch = pack([samples], **settings)
     assert not batch.has_signal
-    assert still_rows(GRPO(), batch.rows[0], torch.device("cpu")) == {0}
+    assert rows_without_gradient(GRPO(), batch.rows[0], torch.device("cpu")) == {0}
     assert not step_batches([group_of(*SUMS)], GRPO(), Config(), Layout(1, 64))[0].has_signal
 
 

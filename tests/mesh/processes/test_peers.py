@@ -12,7 +12,7 @@ from titan_rl.mesh.supervision import abort_collectives
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.deaths import DeathHandlers
 from titan_rl.mesh.supervision.peers import PeerNotifier
-from titan_rl.trainer.distributed.process_group import join_group, leave_group, peers_are_told
+from titan_rl.trainer.distributed.process_group import join_group, leave_group, leave_group_on_error
 
 
 @cache
@@ -92,7 +92,7 @@ def group(tmp_path):
 
 def test_gloo_is_left_alone(group):
     assert abort_collectives.end_collectives() is False
-    with peers_are_told():
+    with leave_group_on_error():
         dist.barrier()
     assert dist.is_initialized()
 
@@ -105,18 +105,18 @@ def test_where_nobody_has_met_there_is_nothing_to_end():
 def test_what_nccl_gave_after_a_peer_s_death_is_never_used(group, monkeypatch, tmp_path):
     """An aborted kernel ends without an error, and whoever waited for it goes on with what lies in its memory."""
     nccl = FakeNccl(monkeypatch)
-    with pytest.raises(abort_collectives.PeerGone), peers_are_told():
+    with pytest.raises(abort_collectives.PeerGone), leave_group_on_error():
         assert abort_collectives.end_collectives() is True
     assert nccl.aborted == 1 and not dist.is_initialized()
     monkeypatch.undo()
     join_group(0, 1, str(tmp_path / "again"), 30.0)
-    with peers_are_told():
+    with leave_group_on_error():
         dist.barrier()
 
 
 def test_a_rank_that_fails_waits_for_nothing_that_is_under_way(group, monkeypatch):
     nccl = FakeNccl(monkeypatch)
-    with pytest.raises(ValueError, match="a mistake"), peers_are_told():
+    with pytest.raises(ValueError, match="a mistake"), leave_group_on_error():
         raise ValueError("a mistake")
     assert nccl.aborted == 1 and not dist.is_initialized()
 

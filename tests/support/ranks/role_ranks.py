@@ -38,7 +38,7 @@ def with_algorithms(layouts: dict[str, Layout]) -> dict[str, Layout]:
 
 def steps_with_roles(layout: Layout, models: Path, out: Path) -> Study:
     """``layout.start_from``: if set, the role is asked as if it lived elsewhere, on the same ranks."""
-    from titan_rl.trainer.roles.frozen_worker import LoneRole
+    from titan_rl.trainer.roles.frozen_worker import FrozenRoleWorker
     from titan_rl.trainer.step.learner import Learner
     from titan_rl.trainer.titan_config import build_titan
 
@@ -57,7 +57,7 @@ def steps_with_roles(layout: Layout, models: Path, out: Path) -> Study:
     )
     titan = build_titan(config)
     learner = Learner(config, titan, models / layout.model)
-    lone = LoneRole(config, titan, role, settings["path"], "") if layout.start_from else None
+    lone = FrozenRoleWorker(config, titan, role, settings["path"], "") if layout.start_from else None
     digest = (lone or learner.roles[role].model).digest
     before, metrics = digest(), []
     for step in range(NUM_STEPS):

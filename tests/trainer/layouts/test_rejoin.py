@@ -81,7 +81,7 @@ def train_in_all_ways(trainer: Trainer, folder: Path) -> None:
 def test_the_learner_before_is_gone_when_the_next_is_built(model_path, kind, tmp_path, monkeypatch):
     if kind is CopiedSnapshots:
         monkeypatch.setattr(Learner, "has_views", True)
-    at_the_build = AtTheBuild(monkeypatch, joining, "join_side")
+    at_the_build = AtTheBuild(monkeypatch, joining, "join_rank")
     config, trainer = config_of(), Trainer(model_path)
     call(trainer, "join", config, 0, 1, str(tmp_path / "first"))
     assert isinstance(trainer.opening, kind)
@@ -112,7 +112,7 @@ def test_the_learner_before_is_gone_when_the_next_is_built(model_path, kind, tmp
 
 def test_memory_of_another_layout_is_not_taken_over(model_path, tmp_path, monkeypatch):
     """A setting has changed, and with it what is trained."""
-    at_the_build = AtTheBuild(monkeypatch, joining, "join_side")
+    at_the_build = AtTheBuild(monkeypatch, joining, "join_rank")
     trainer = Trainer(model_path)
     lora = {"rank": 4, "alpha": 8}
     call(trainer, "join", config_of(lora=lora), 0, 1, str(tmp_path / "first"))
@@ -134,7 +134,7 @@ def test_a_rank_whose_join_failed_still_has_its_snapshots(model_path, tmp_path, 
         raise RuntimeError("a peer is gone")
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="a peer is gone"):
-        patched.setattr(joining, "join_side", fails)
+        patched.setattr(joining, "join_rank", fails)
         call(trainer, "join", config, 0, 1, str(tmp_path / "second"))
     call(trainer, "join", config, 0, 1, str(tmp_path / "third"))
     assert call(trainer, "snapshot_steps") == [3]
@@ -142,7 +142,7 @@ def test_a_rank_whose_join_failed_still_has_its_snapshots(model_path, tmp_path, 
 
 
 def test_a_role_s_model_before_is_gone_when_the_next_is_built(model_path, tmp_path, monkeypatch):
-    at_the_build = AtTheBuild(monkeypatch, frozen_worker, "LoneRole")
+    at_the_build = AtTheBuild(monkeypatch, frozen_worker, "FrozenRoleWorker")
     config = config_of(reference={"placement": "own"}, algorithm={"kl_coefficient": 0.1})
     role = Role("reference", model_path, "")
     call(role, "join", config, 0, 1, str(tmp_path / "first"))

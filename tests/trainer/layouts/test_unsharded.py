@@ -46,9 +46,9 @@ def gradients(learner: Learner, times: int = 1) -> list[torch.Tensor]:
 def test_gradients_are_those_of_fsdp(model_path, dtype, tables):
     """Of several rows, and added up over two passes."""
     learner = made(model_path, dtype, **tables)
-    assert learner.policy.lone is not None
+    assert learner.policy.unsharded is not None
     alone = gradients(learner, times=2)
-    learner.policy.lone = None
+    learner.policy.unsharded = None
     assert all(map(torch.equal, alone, gradients(learner, times=2)))
     assert all(gradient.dtype == torch.float32 for gradient in alone)
 
@@ -61,7 +61,7 @@ def test_weights_that_are_widened_once_are_those_that_are_widened_each_time(mode
     learner = made(model_path, "bfloat16", **tables)
     rows = learner.policy.fit(batch_of(0).rows[0])
     once, alone = learner.policy.measure(rows), gradients(learner, times=2)
-    learner.policy.lone = None
+    learner.policy.unsharded = None
     assert all(map(torch.equal, once, learner.policy.measure(rows)))
     for ours, fsdp_s in zip(alone, gradients(learner, times=2), strict=True):
         assert ours.dtype == torch.float32
@@ -72,7 +72,7 @@ def test_weights_that_are_widened_once_are_those_that_are_widened_each_time(mode
 def test_updates_are_seen(model_path, dtype):
     """The next pass computes with what an update has made of the weights, wherever they lie by now."""
     learner, other = made(model_path, dtype), made(model_path, dtype)
-    other.policy.lone = None
+    other.policy.unsharded = None
     rows = batch_of(0).rows[0]
     for one in (learner, other):
         one.train(rows, True)
@@ -84,7 +84,7 @@ def test_updates_are_seen(model_path, dtype):
 def test_nothing_is_kept_between_passes(model_path):
     learner = made(model_path, "bfloat16")
     gradients(learner)
-    assert list(learner.policy.lone.model.parameters()) == []
+    assert list(learner.policy.unsharded.model.parameters()) == []
 
 
 def test_adapters(model_path):
@@ -103,12 +103,12 @@ def test_adapters(model_path):
         for name, parameter in learner.model_parts[0].named_parameters():
             if "lora_b" in name:
                 parameter.zero_()
-    learner.policy.lone = None
+    learner.policy.unsharded = None
     assert all(map(torch.equal, alone, gradients(learner)))
     with learner.policy.adapters.disabled():
         assert all(map(torch.equal, plain, learner.policy.measure(rows)))
 
 
 def test_whose_copies_are_not_wanted_keeps_fsdp(model_path):
-    assert made(model_path, "bfloat16", "default").policy.lone is None
-    assert made(model_path, "float32", "default").policy.lone is not None
+    assert made(model_path, "bfloat16", "default").policy.unsharded is None
+    assert made(model_path, "float32", "default").policy.unsharded is not None

@@ -3,7 +3,7 @@
 import pytest
 
 from titan_rl.trainer.model import cpu_allocator
-from titan_rl.trainer.model.cpu_allocator import Heap
+from titan_rl.trainer.model.cpu_allocator import CpuAllocator
 
 MIB = 2**20
 
@@ -23,7 +23,7 @@ def held(monkeypatch):
 
 
 def test_growth_is_bounded_and_seldom_paid_for(held):
-    one, largest = Heap(), 0
+    one, largest = CpuAllocator(), 0
     for _ in range(100):
         held["bytes"] = max(held["bytes"], 2000 * MIB) + 100 * MIB  # what a step needs, and what it scatters
         largest = max(largest, held["bytes"])
@@ -33,7 +33,7 @@ def test_growth_is_bounded_and_seldom_paid_for(held):
 
 
 def test_what_does_not_grow_is_kept(held):
-    one = Heap()
+    one = CpuAllocator()
     for size in (3000, 3500, 2500, 4000, 2900):
         held["bytes"] = size * MIB
         one.end_step()

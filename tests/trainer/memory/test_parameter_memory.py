@@ -11,13 +11,13 @@ from torch.distributed.fsdp import fully_shard
 
 from titan_rl.trainer.model.offloading import moments_of, move, onload
 from titan_rl.trainer.model.optimizer import begin_moments
-from titan_rl.trainer.model.parameter_memory import held_by
+from titan_rl.trainer.model.parameter_memory import trained_tensors
 
 NUM_RANKS, STEPS = 2, 3
 
 
 def move_all(learner) -> None:
-    for held in held_by(learner):
+    for held in trained_tensors(learner):
         with torch.no_grad():
             held.move(torch.empty_like(held.memory))
 

@@ -121,7 +121,7 @@ def state_of(side) -> dict[str, torch.Tensor]:
 
 
 def study(case: Case, models: Path, out: Path, rank: int, world_size: int) -> dict:
-    from titan_rl.trainer.join import join_side
+    from titan_rl.trainer.join import join_rank
     from titan_rl.trainer.state.checkpoint_state import BackgroundSave
     from titan_rl.trainer.state.snapshot import load_snapshot
     from titan_rl.trainer.titan_config import build_titan
@@ -129,7 +129,7 @@ def study(case: Case, models: Path, out: Path, rank: int, world_size: int) -> di
     config = load_config(None, tables(case, models, "own"))
     titan = build_titan(config)
     joined = (config, str(models / "tiny"), "", rank, world_size)
-    side = join_side(*joined, str(out / "meeting"))
+    side = join_rank(*joined, str(out / "meeting"))
     shape = dict(num_ranks=titan.batch_degree, row_multiple=titan.row_multiple)
 
     def pull(step: int) -> list:
@@ -146,7 +146,7 @@ def study(case: Case, models: Path, out: Path, rank: int, world_size: int) -> di
     saver.begin(out / "checkpoint")
     saver.wait()
     dist.barrier()
-    side = join_side(*joined, str(out / "again"))
+    side = join_rank(*joined, str(out / "again"))
     side.load_checkpoint(out / "checkpoint")
     return dict(told=told, again=again, after=after, from_snapshot=from_snapshot, from_checkpoint=state_of(side))
 

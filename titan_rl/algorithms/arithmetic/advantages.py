@@ -13,20 +13,20 @@ _ROUNDING = 1e-9
 
 
 def check_rewards(rollouts: list[Rollout]) -> None:
-    """Errors: ValueError that names a sample whose reward is not finite."""
+    """Check that rewards are finite. Errors: ValueError with the sample's number."""
     for rollout in rollouts:
         if not np.isfinite(rollout.reward):
             raise ValueError(f"the reward of sample {rollout.sample} is {rollout.reward}: give a finite number")
 
 
 def rewards_of(rollouts: list[Rollout]) -> np.ndarray:
-    """Float64 [G]. Errors: ValueError that names a sample whose reward is not finite."""
+    """Rewards of a group, float64 [G]. Errors: ValueError with the sample of a non-finite reward."""
     check_rewards(rollouts)
     return np.array([rollout.reward for rollout in rollouts], np.float64)
 
 
 def centred(rewards_G: np.ndarray) -> np.ndarray:
-    """Each reward less the group's mean; exactly zero if all are equal but for rounding.
+    """Rewards minus the group's mean; exactly zero if all are equal but for rounding.
 
     Source: Dr.GRPO, arXiv 2503.20783, section 3.2.
     """
@@ -36,7 +36,7 @@ def centred(rewards_G: np.ndarray) -> np.ndarray:
 
 
 def group_relative(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
-    """Each reward less the group's mean, over its standard deviation if ``normalize_std``; zeros if all are equal.
+    """Rewards minus the group's mean, divided by the standard deviation if ``normalize_std``; zeros if all are equal.
 
     The deviation is the unbiased one, over G - 1, as TRL, verl and OpenRLHF have it from ``torch.std``: the same
     rewards give the same advantages there and here, but for an epsilon of 1e-6 (verl's; TRL's is 1e-4).
@@ -50,7 +50,7 @@ def group_relative(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
 
 
 def leave_one_out(rewards_G: np.ndarray) -> np.ndarray:
-    """Each reward less the mean of the others': G / (G - 1) (r_i - mean); zero for a sample alone.
+    """Leave-one-out advantages: G / (G - 1) (r_i - mean); zero for a sample alone.
 
     Source: RLOO, arXiv 2402.14740.
     """
@@ -59,7 +59,7 @@ def leave_one_out(rewards_G: np.ndarray) -> np.ndarray:
 
 
 def over_mean(rewards_G: np.ndarray) -> np.ndarray:
-    """(r_i - mean) / (mean + 1e-6), of rewards that are not negative; so none is above G - 1. Zeros if all are equal.
+    """MaxRL advantages (r_i - mean) / (mean + 1e-6) of non-negative rewards, at most G - 1; zeros if all are equal.
 
     Of rewards 0 and 1 the gradient is then that of the mean over the right answers alone, an estimate of that of
     log(share of right answers), less a baseline. Of rewards of both signs the mean may be as near to 0 as it likes.
@@ -77,7 +77,7 @@ def over_mean(rewards_G: np.ndarray) -> np.ndarray:
 
 
 def at_last_token(rewards_G: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
-    """Each rollout's reward as one of the last token of each of its branches; zeros elsewhere.
+    """Token rewards: the rollout's at the last token of each branch, zeros elsewhere.
 
     Float64 [num_model_tokens] of each. Returns are summed up within a branch, so every branch ends in the reward.
     """

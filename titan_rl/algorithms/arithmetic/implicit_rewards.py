@@ -16,13 +16,13 @@ OUTCOME_SUMS = ("process_reward", "accurate", "samples")
 
 
 def sums_of_samples(values_S: torch.Tensor, weight_S: torch.Tensor, offsets_N: torch.Tensor) -> torch.Tensor:
-    """Of each sample's tokens, [N]; those of weight 0 count for nothing, whatever they hold."""
+    """Sums [N] over each sample's tokens of nonzero weight."""
     sample_S = torch.repeat_interleave(offsets_N.diff(), output_size=len(values_S))
     return values_S.new_zeros(len(offsets_N) - 1).index_add(0, sample_S, torch.where(weight_S > 0, values_S, 0))
 
 
 def means_of_samples(values_S: torch.Tensor, weight_S: torch.Tensor, offsets_N: torch.Tensor) -> torch.Tensor:
-    """[N, 2]: 1 and the mean over the trained tokens of a sample; 0 and 0 of one that has none."""
+    """Means over each sample's trained tokens, [N, 2]: (1, mean), or (0, 0) without trained tokens."""
     count_N = sums_of_samples(torch.ones_like(values_S), weight_S, offsets_N)
     mean_N = sums_of_samples(values_S, weight_S, offsets_N) / count_N.clamp(min=1)
     return torch.stack(((count_N > 0).to(mean_N.dtype), mean_N), dim=1)
@@ -34,8 +34,9 @@ def outcome_loss(
     outcome_weight_S: torch.Tensor,
     offsets_N: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """sum_n w_n CE(sigmoid(sum_t r_t), o_n), and ``OUTCOME_SUMS``. A sample counts as told right where the sum is above
-    0 and its outcome above 1/2, or neither.
+    """Outcome loss sum_n w_n CE(sigmoid(sum_t r_t), o_n), and ``OUTCOME_SUMS``.
+
+    A sample is accurate where the sum is above 0 and its outcome above 1/2, or neither.
 
     ``outcome_S``, ``outcome_weight_S``: data.types.OUTCOME_COLUMNS; w_n is the sum of its sample's. A reward that
     counts and is not finite makes the loss so, too.
@@ -58,8 +59,7 @@ def outcome_loss(
 def leave_one_out_rewards(
     process_reward_S: torch.Tensor, term_N2: torch.Tensor, group_sum_N2: torch.Tensor, offsets_N: torch.Tensor
 ) -> torch.Tensor:
-    """Each token's reward less the mean of the mean rewards of the group's other samples, [S]; zeros for a sample that
-    is alone.
+    """Token rewards minus the mean of the other samples' mean rewards, [S]; zeros for a sample alone.
 
     ``term_N2``: ``means_of_samples``; ``group_sum_N2``: its sums over the sample's group.
 

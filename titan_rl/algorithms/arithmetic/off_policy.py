@@ -1,4 +1,4 @@
-"""How far tokens are from the policy that is trained, and what that counts: importance weights, and samples left out.
+"""Off-policy corrections: ratios, importance weights, rejection of samples.
 
 A token's ratio is that of its probability under the trainer's policy (the proximal one, where it is recomputed) to that
 under the generator as it was when it sampled the token: other weights, in an asynchronous run, and other arithmetic.
@@ -24,7 +24,9 @@ def ratio_of(
     offsets_N: torch.Tensor | None,
     level: Level,
 ) -> torch.Tensor:
-    """exp(x) [S] with x of a token: ``token``: log p - log q of the token itself; ``sequence``: the sum of its sample's
+    """Importance ratio exp(x) [S] at a level.
+
+    x is for ``token``: log p - log q of the token itself; ``sequence``: the sum of its sample's
     (the ratio of the whole samples' probabilities); ``geometric``: their mean. Tokens of weight 0 have no part in it,
     and the ratio 1 at the level of tokens.
 
@@ -42,7 +44,7 @@ def ratio_of(
 
 
 def truncated(ratio_S: torch.Tensor, high: float) -> torch.Tensor:
-    """min(w, high): truncated importance sampling (TIS).
+    """Truncated importance sampling (TIS): min(w, high).
 
     Source: fengyao.notion.site/off-policy-rl; of tokens, and of whole sequences: verl, rollout correction; IMPALA's
     rho, arXiv 1802.01561, section 4.1.
@@ -51,7 +53,7 @@ def truncated(ratio_S: torch.Tensor, high: float) -> torch.Tensor:
 
 
 def masked(ratio_S: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """w where low <= w <= high, else 0: masked importance sampling (MIS).
+    """Masked importance sampling (MIS): w where low <= w <= high, else 0.
 
     Source: at the level of tokens with both bounds IcePop, arXiv 2510.18855; of sequences, with the upper
     bound alone, yingru.notion.site (sequence-level MIS) and TRL's ``sequence_mask``.
@@ -62,7 +64,7 @@ def masked(ratio_S: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def rejected(
     ratio_S: torch.Tensor, weight_S: torch.Tensor, offsets_N: torch.Tensor, low: float, high: float
 ) -> torch.Tensor:
-    """Of which tokens the sample holds a trained token whose ratio is outside of [low, high]; bool [S].
+    """Rejected tokens: their sample has a trained token with a ratio outside [low, high]; bool [S].
 
     With ratios of tokens the worst one decides (verl's veto, prime-rl's ``sequence_mask``); with those of samples
     (product or geometric mean) all of its tokens agree: verl's rejection sampling.

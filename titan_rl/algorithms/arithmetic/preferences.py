@@ -25,20 +25,20 @@ _CERTAIN = -1e-6
 
 
 def members(weight_S: torch.Tensor, offsets_N: torch.Tensor) -> torch.Tensor:
-    """bool [N, S]: which tokens count in which sample."""
+    """Mask of trained tokens by sample, bool [N, S]."""
     place_S = torch.arange(len(weight_S), device=weight_S.device)
     begins, ends = offsets_N[:-1, None], offsets_N[1:, None]
     return (place_S >= begins) & (place_S < ends) & (weight_S > 0)
 
 
 def sums(values_S: torch.Tensor, member_NS: torch.Tensor) -> torch.Tensor:
-    """Of each sample's tokens, [N]; NaN if it is not finite."""
+    """Sums over each sample's tokens, [N]; NaN if not finite."""
     sums_N = torch.where(member_NS, values_S, 0.0).sum(-1)
     return torch.where(sums_N.isfinite(), sums_N, torch.nan)
 
 
 def last_values(values_S: torch.Tensor, member_NS: torch.Tensor) -> torch.Tensor:
-    """At each sample's last token that counts, [N]; 0 where none does, NaN if it is not finite."""
+    """Values at each sample's last trained token, [N]; 0 without one, NaN if not finite."""
     last_N = torch.where(member_NS, torch.arange(len(values_S), device=values_S.device), 0).amax(-1)
     last_values_N = torch.where(member_NS.any(-1), values_S[last_N], 0.0)
     return torch.where(last_values_N.isfinite(), last_values_N, torch.nan)
@@ -49,7 +49,7 @@ def last_values(values_S: torch.Tensor, member_NS: torch.Tensor) -> torch.Tensor
 
 @dataclass(frozen=True)
 class Pairs:
-    """Something of each sample, by pairs: [P] each. A sample without a partner only fills up a row."""
+    """Sample values by pair, [P] each; a sample without a partner is a dummy."""
 
     chosen_P: torch.Tensor
     rejected_P: torch.Tensor
@@ -65,18 +65,18 @@ class Pairs:
 
 
 def pair_weights(weight_S: torch.Tensor, member_NS: torch.Tensor) -> torch.Tensor:
-    """[P]"""
+    """Weights of pairs, [P]."""
     weights = Pairs.of(sums(weight_S, member_NS))
     return 2 * torch.minimum(weights.chosen_P, weights.rejected_P)
 
 
 def weighted(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The sum; what weighs nothing counts for nothing, whatever it is."""
+    """Weighted sum; entries of weight 0 are ignored, even NaN."""
     return torch.where(weights > 0, losses * weights, 0.0).sum()
 
 
 def sigmoid_loss(logits_P: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    """-(1 - e) log s(x) - e log s(-x): of labels that are wrong with the probability e.
+    """DPO loss -(1 - e) log s(x) - e log s(-x), for labels that are wrong with probability e.
 
     Source: DPO, arXiv 2305.18290, equation 7; with e: cDPO, ericmitchell.ai/cdpo.pdf, equation 3.
     """
@@ -84,8 +84,9 @@ def sigmoid_loss(logits_P: torch.Tensor, label_smoothing: float = 0.0) -> torch.
 
 
 def robust_loss(logits_P: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-    """(-(1 - e) log s(x) + e log s(-x)) / (1 - 2 e): its mean over labels that are wrong with the probability e is the
-    loss of right ones.
+    """Robust DPO loss (-(1 - e) log s(x) + e log s(-x)) / (1 - 2 e).
+
+    Its mean over labels that are wrong with probability e is the loss of right ones.
 
     Source: arXiv 2403.00409, equation 12.
     """
@@ -94,7 +95,7 @@ def robust_loss(logits_P: torch.Tensor, label_smoothing: float) -> torch.Tensor:
 
 
 def ipo_loss(log_ratio_P: torch.Tensor, beta: float) -> torch.Tensor:
-    """(h - 1 / (2 beta))^2, h the log-ratio of the chosen less that of the rejected.
+    """IPO loss (h - 1 / (2 beta))^2, h the log-ratio of chosen minus rejected.
 
     Source: arXiv 2310.12036, equation 17 (its tau is beta).
     """
@@ -102,12 +103,12 @@ def ipo_loss(log_ratio_P: torch.Tensor, beta: float) -> torch.Tensor:
 
 
 def hinge_loss(logits_P: torch.Tensor) -> torch.Tensor:
-    """max(0, 1 - x). Source: SLiC-HF, arXiv 2305.10425, of log-ratios as in RSO, arXiv 2309.06657."""
+    """Hinge loss max(0, 1 - x). Source: SLiC-HF, arXiv 2305.10425, of log-ratios as in RSO, arXiv 2309.06657."""
     return F.relu(1 - logits_P)
 
 
 def log_odds(mean_logprob: torch.Tensor) -> torch.Tensor:
-    """log(p / (1 - p)) of p = exp(mean log-probability of an answer's tokens).
+    """Log odds log(p / (1 - p)) of p = exp(mean log-probability of an answer's tokens).
 
     Source: ORPO, arXiv 2403.07691, equation 4.
     """
@@ -116,7 +117,7 @@ def log_odds(mean_logprob: torch.Tensor) -> torch.Tensor:
 
 
 def bradley_terry_loss(rewards: Pairs, margin_P: torch.Tensor, centering: float) -> torch.Tensor:
-    """-log s(r_chosen - r_rejected - m) + c (r_chosen + r_rejected)^2.
+    """Bradley-Terry loss -log s(r_chosen - r_rejected - m) + c (r_chosen + r_rejected)^2.
 
     Source: Llama 2, arXiv 2307.09288, equation 2; the centering: arXiv 2312.09244, section 2.2.
     """
@@ -125,14 +126,14 @@ def bradley_terry_loss(rewards: Pairs, margin_P: torch.Tensor, centering: float)
 
 
 def pair_metrics(rewards: Pairs, weights_P: torch.Tensor) -> dict[str, torch.Tensor]:
-    """By the field's names; sums over pairs."""
-    found = {
+    """Reward metrics of pairs, as sums over pairs."""
+    metrics = {
         "rewards/chosen": rewards.chosen_P,
         "rewards/rejected": rewards.rejected_P,
         "rewards/margins": rewards.difference_P,
         "rewards/accuracies": (rewards.difference_P > 0).to(weights_P.dtype),
     }
-    return {name: torch.where(weights_P > 0, values_P.detach(), 0.0).sum() for name, values_P in found.items()}
+    return {name: torch.where(weights_P > 0, values_P.detach(), 0.0).sum() for name, values_P in metrics.items()}
 
 
 # log-probabilities of a row's samples
@@ -140,7 +141,7 @@ def pair_metrics(rewards: Pairs, weights_P: torch.Tensor) -> dict[str, torch.Ten
 
 @dataclass(frozen=True)
 class Answers:
-    """What a row's samples are to a policy and its reference."""
+    """Log-probabilities of a row's answers under policy and reference."""
 
     logprob_N: torch.Tensor
     """Of the whole answer; or its tokens' mean."""
@@ -154,7 +155,7 @@ class Answers:
 
 
 def answers(inputs: LossInputs, *, mean: bool = False) -> Answers:
-    """``mean``: of each answer's tokens, not their sum."""
+    """Answers of a row. ``mean``: over each answer's tokens, not their sum."""
     member_NS = members(inputs.weight_S, provided(inputs.offsets_N))
     count_N = member_NS.sum(-1).clamp(min=1) if mean else 1
     logprob_N = sums(inputs.logprob_S, member_NS) / count_N
@@ -164,7 +165,7 @@ def answers(inputs: LossInputs, *, mean: bool = False) -> Answers:
 
 
 def negative_log_likelihood(logprob_S: torch.Tensor, advantage_S: torch.Tensor, weight_S: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy weighted by the advantage; tokens of weight 0 count for nothing, whatever they hold."""
+    """Cross-entropy weighted by the advantage; tokens of weight 0 are ignored, even NaN."""
     counted_S = weight_S > 0
     logprob_S, advantage_S = (torch.where(counted_S, values_S, 0) for values_S in (logprob_S, advantage_S))
     return -(logprob_S * advantage_S * weight_S).sum()

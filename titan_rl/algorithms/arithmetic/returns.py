@@ -1,4 +1,4 @@
-"""Rewards of tokens become what each token is credited with.
+"""Returns of tokens from their rewards.
 
 Dimensions: S trained tokens of a row, N samples.
 """
@@ -19,7 +19,7 @@ def rewards_to_go(
     *,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> torch.Tensor:
-    """The sum [S] of a sample's rewards from each token on, each times ``discount`` for every token that it is away.
+    """Discounted returns [S] of each token within its sample.
 
     G_t = r_t + discount G_{t+1}: a reversed cumulative sum. Tokens of weight 0 have no reward. Of a sample that has a
     reward that is not finite all sums are NaN, and of no other.

@@ -22,7 +22,7 @@ def generalized_advantages(
     *,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns [S]; ``value_S`` are of the states that the tokens were written in.
+    """Generalized advantage estimates and returns [S]; ``value_S``: of the state before each token.
 
     A_t = d_t + discount trace A_{t+1} with d_t = r_t + discount V_{t+1} - V_t, and return R_t = A_t + V_t. Past a
     sample's last token all are 0, also where it ran out of tokens. With trace 1 and discount 1, R is what came after.
@@ -42,7 +42,7 @@ def value_loss(
     weight_S: torch.Tensor,
     clip: float | None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """sum_S w 1/2 max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2), and sums over the trained tokens.
+    """Clipped value loss sum_S w 1/2 max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2), and metric sums.
 
     ``old_value_S``: before the step's first update; ``clip``: None for the plain square. Where the clipped square is
     the larger one and V is beyond the bound, there is no gradient; where both are equal, torch gives half of each.
@@ -79,7 +79,7 @@ def _value_sums(value_S: torch.Tensor, return_S: torch.Tensor) -> dict[str, torc
 
 
 def explained_variance(sums: dict[str, float], count: float) -> float:
-    """1 - Var(R - V) / Var(R) over the tokens that were summed up: 1 for a critic that predicts every return, 0 for
+    """Explained variance 1 - Var(R - V) / Var(R) of the summed tokens: 1 for a critic that predicts every return, 0 for
     one that knows no more than their mean, below for one that knows less. 0 where all returns are equal
     but for rounding."""
 

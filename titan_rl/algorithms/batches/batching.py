@@ -1,4 +1,4 @@
-"""Groups of rollouts become batches for the trainer: advantages, then rows. Pure."""
+"""Batches for the trainer from groups of rollouts: advantages, then rows. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample, num_model
 
 
 def scored_rollouts(group: Group) -> list[Rollout]:
-    """Those that advantages are made of: no timeout, no failure of the machinery, none without a trained token."""
+    """Rollouts with advantages: no timeouts, no infrastructure failures, at least one trained token."""
     written = [rollout for rollout in group.rollouts if rollout.num_model_tokens]
     return [rollout for rollout in written if rollout.status in ("ok", "truncated")]
 
 
 def usable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
-    """Those of them that may reach the loss."""
+    """Scored rollouts that may reach the loss."""
     return [rollout for rollout in scored_rollouts(group) if _is_usable(rollout, config)]
 
 
@@ -35,7 +35,7 @@ def _is_usable(rollout: Rollout, config: AlgorithmConfig) -> bool:
 
 
 def comparable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
-    """Those that may reach the loss and have a peer, of one seat where an episode has several, to be compared with."""
+    """Usable rollouts with a peer for comparison, of the same seat if an episode has several."""
     return [rollout for rollout in _with_peers(scored_rollouts(group)) if _is_usable(rollout, config)]
 
 
@@ -45,7 +45,7 @@ def _with_peers(rollouts: list[Rollout]) -> list[Rollout]:
 
 
 def discard_reason(group: Group, config: AlgorithmConfig) -> str | None:
-    """Why a group cannot be trained on, if it cannot."""
+    """Reason why a group is not trained on, or None."""
     if group.refused:
         return group.refused
     if comparable_rollouts(group, config):
@@ -60,7 +60,7 @@ def _reason(rollout: Rollout) -> str:
 
 
 def sample_outcomes(group: Group, config: AlgorithmConfig, num_samples: int) -> list[str | None]:
-    """Of each sample, by its number: None if it may be trained on, else why not (records/ledger/ledger.py)."""
+    """Discard reason of each sample, by number; None if it may be trained on (records/ledger/ledger.py)."""
     if group.refused:
         return [group.refused] * num_samples
     outcomes: dict[int, str | None] = {rollout.sample: _reason(rollout) for rollout in group.rollouts}
@@ -70,12 +70,14 @@ def sample_outcomes(group: Group, config: AlgorithmConfig, num_samples: int) -> 
 
 
 def checked_advantages(algorithm: Algorithm, rollouts: list[Rollout]) -> list[float | np.ndarray]:
-    """The algorithm's, one for each rollout. Errors: ValueError if they are not; whatever the algorithm raises."""
-    found = algorithm.advantages(rollouts)
-    if not isinstance(found, Sequence | np.ndarray) or len(found) != len(rollouts):
-        what = f"{len(found)} of them" if isinstance(found, Sequence | np.ndarray) else f"a {type(found).__name__}"
+    """Advantages of the algorithm, one for each rollout.
+
+    Errors: ValueError for wrong counts or shapes; whatever the algorithm raises."""
+    values = algorithm.advantages(rollouts)
+    if not isinstance(values, Sequence | np.ndarray) or len(values) != len(rollouts):
+        what = f"{len(values)} of them" if isinstance(values, Sequence | np.ndarray) else f"a {type(values).__name__}"
         raise ValueError(f"a list or array with one for each of {len(rollouts)} rollouts is wanted, not {what}")
-    return [_advantage(value, rollout) for value, rollout in zip(found, rollouts, strict=True)]
+    return [_advantage(value, rollout) for value, rollout in zip(values, rollouts, strict=True)]
 
 
 def _advantage(value: Any, rollout: Rollout) -> float | np.ndarray:
@@ -90,21 +92,23 @@ def _advantage(value: Any, rollout: Rollout) -> float | np.ndarray:
 
 def _advantages_by_seat(algorithm: Algorithm, rollouts: list[Rollout]) -> list[float | np.ndarray]:
     """Who plays white is compared with others that play white."""
-    found: dict[int, float | np.ndarray] = {}
+    values: dict[int, float | np.ndarray] = {}
     for seat in dict.fromkeys(rollout.seat for rollout in rollouts):
         places = [place for place, rollout in enumerate(rollouts) if rollout.seat == seat]
         check_rewards(peers := [rollouts[place] for place in places])
         advantages = checked_advantages(algorithm, peers)
-        found |= zip(places, advantages, strict=True)
-    return [found[place] for place in range(len(rollouts))]
+        values |= zip(places, advantages, strict=True)
+    return [values[place] for place in range(len(rollouts))]
 
 
-def _given(rollouts: list[Rollout]) -> list[float | np.ndarray]:
+def _custom_advantages(rollouts: list[Rollout]) -> list[float | np.ndarray]:
     """By a loop of one's own; empty if it gave none. Errors: ValueError if it gave some."""
-    given = {rollout.sample: rollout.advantage for rollout in rollouts if rollout.advantage is not None}
-    if given and (left := [rollout.sample for rollout in rollouts if rollout.sample not in given]):
-        raise ValueError(f"sample {left[0]} has no advantage, and {min(given)} has: give one to each, or to none")
-    return list(given.values())
+    advantages = {rollout.sample: rollout.advantage for rollout in rollouts if rollout.advantage is not None}
+    if advantages and (missing := [rollout.sample for rollout in rollouts if rollout.sample not in advantages]):
+        raise ValueError(
+            f"sample {missing[0]} has no advantage, and {min(advantages)} has: give one to each, or to none"
+        )
+    return list(advantages.values())
 
 
 def _samples(
@@ -113,11 +117,11 @@ def _samples(
     """``compared``: all that advantages are made of, these among them. Errors: RuntimeError that names the prompt."""
     compared = rollouts if compared is None else compared
     try:
-        advantages = _given(rollouts)
+        advantages = _custom_advantages(rollouts)
         if not advantages:
             numbers = [rollout.sample for rollout in compared]
-            found = dict(zip(numbers, _advantages_by_seat(algorithm, compared), strict=True))
-            advantages = [found[rollout.sample] for rollout in rollouts]
+            values = dict(zip(numbers, _advantages_by_seat(algorithm, compared), strict=True))
+            advantages = [values[rollout.sample] for rollout in rollouts]
     except Exception as error:  # a user's algorithm may raise anything
         raise RuntimeError(f"advantages of {prompt_id}: {what_happened(error)}") from error
     return [
@@ -130,11 +134,11 @@ def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
     """One for each conversation, which is all that its tokens see."""
     branches, begin = [], 0
     for number, (start, stop) in enumerate(rollout.spans):
-        own, provenance = slice(start, stop), sample.provenance[start:stop]
+        span, provenance = slice(start, stop), sample.provenance[start:stop]
         end = begin + num_model_tokens(provenance)
         advantage = sample.advantage[begin:end] if isinstance(sample.advantage, np.ndarray) else sample.advantage
-        found = dict(tokens=sample.tokens[own], provenance=provenance, logprobs=sample.logprobs[own])
-        branches.append(replace(sample, **found, advantage=advantage, branch=number))
+        columns = dict(tokens=sample.tokens[span], provenance=provenance, logprobs=sample.logprobs[span])
+        branches.append(replace(sample, **columns, advantage=advantage, branch=number))
         begin = end
     return branches
 
@@ -153,13 +157,13 @@ def _group_samples(group: Group, algorithm: Algorithm, config: Config) -> list[S
 
 
 def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Group]]:
-    """The groups of each optimizer step that a batch is split into."""
+    """Split of a batch into the groups of each optimizer step."""
     parts = np.array_split(np.arange(len(groups)), config.updates_per_batch)
     return [[groups[index] for index in part] for part in parts]
 
 
 def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layout: Layout) -> list[Batch]:
-    """One batch for each optimizer step; each is normalized by its own count of trained tokens.
+    """Batches of a step, one for each optimizer update, normalized by its own trained tokens.
 
     Errors: RuntimeError that names the prompt if the algorithm has no advantages for its rollouts.
     """
@@ -177,7 +181,7 @@ def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layo
 
 
 def sft_batches(rollouts: list[Rollout], config: Config, layout: Layout) -> list[Batch]:
-    """One batch for each supervised step, every example alike. Errors: ValueError if one is longer than a row."""
+    """Batches of supervised steps, every example alike. Errors: ValueError if one is longer than a row."""
     longest, size = max(len(rollout.tokens) for rollout in rollouts), config.sft.examples_per_step
     if longest > layout.row_tokens:
         raise ValueError(f"a demonstration has {longest} tokens: raise training.seq_len, which is {layout.row_tokens}")
@@ -194,8 +198,9 @@ def sft_batches(rollouts: list[Rollout], config: Config, layout: Layout) -> list
 
 
 def data_batch(examples: Sequence[Example], algorithm: Algorithm, config: Config, layout: Layout) -> Batch:
-    """What a step is trained on, of data that others wrote. Of pairs and labels each sample weighs alike, whatever its
-    length; the samples of an example stand in one row."""
+    """Batch of an offline step, from records of a data file.
+
+    Samples of pairs and labels weigh alike, whatever their length; those of an example share a row."""
     aggregation = config.algorithm.aggregation if algorithm.trains_on == "demonstrations" else "sequence"
     batch = pack(
         [list(example.samples) for example in examples],

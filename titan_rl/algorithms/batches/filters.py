@@ -15,27 +15,28 @@ REASONS = ("no_signal", "too_easy", "too_hard", "all_truncated")
 """Why groups are left out, by the names that ledger and metrics have for it."""
 
 
-def filter_reason(group: Group, wanted: FilterConfig) -> str | None:
-    """Why a group that could be trained on is left out, if it is: pass rates by the task's own rewards, signal by the
-    ones that are trained on, before they are shaped. All samples that were scored count, whichever are trained on.
+def filter_reason(group: Group, limits: FilterConfig) -> str | None:
+    """Reason why a trainable group is filtered, or None.
+
+    Pass rates use the task's own rewards, the signal the trained ones before shaping; all scored samples count.
 
     Source: dynamic sampling, DAPO, arXiv 2503.14476, section 3.2: 0 < the group's right answers < G.
     """
     rollouts = scored_rollouts(group)
-    if wanted.all_truncated and all(rollout.status == "truncated" for rollout in rollouts):
+    if limits.all_truncated and all(rollout.status == "truncated" for rollout in rollouts):
         return "all_truncated"
     pass_rate = sum(correct(rollout.true_reward) for rollout in rollouts) / len(rollouts)
-    if pass_rate < wanted.min_pass_rate:
+    if pass_rate < limits.min_pass_rate:
         return "too_hard"
-    if pass_rate > wanted.max_pass_rate:
+    if pass_rate > limits.max_pass_rate:
         return "too_easy"
-    if wanted.no_signal and all_equal(rollout.reward for rollout in rollouts):
+    if limits.no_signal and all_equal(rollout.reward for rollout in rollouts):
         return "no_signal"
     return None
 
 
 class Selection:
-    """One batch as it fills up: ``size`` places, each for a group that stays.
+    """Batch as it fills up: ``size`` places, each for a group that stays.
 
     A group that is filtered gives its place to another, up to ``max_refills`` x ``size`` times; then its place stays
     empty, and the batch is that much smaller. It has a group for each optimizer step in any case: where too few stay,
@@ -55,7 +56,7 @@ class Selection:
         return len(self._in_place) == self.size
 
     def put(self, group: Group) -> bool:
-        """The next group; whether it has its place. If not, another must be sampled."""
+        """Add a group; returns false if a replacement must be sampled."""
         self._sampled.append((group, self._reason(group)))
         is_replaced = self._sampled[-1][1] is not None and self._num_refills > 0
         if is_replaced:
@@ -65,18 +66,18 @@ class Selection:
         return not is_replaced
 
     def chosen(self) -> list[Group]:
-        """Of a complete batch: whom to train on."""
+        """Groups of a complete batch to train on."""
         return [self._sampled[number][0] for number in self._chosen()]
 
     def filtered(self) -> dict[str, list[Group]]:
-        """Of a complete batch: whom not, by reason."""
-        chosen, found = set(self._chosen()), {}
+        """Filtered groups of a complete batch, by reason."""
+        chosen, by_reason = set(self._chosen()), {}
         for number, (group, reason) in enumerate(self._sampled):
             if number not in chosen:
-                found.setdefault(reason, []).append(group)
-        return found
+                by_reason.setdefault(reason, []).append(group)
+        return by_reason
 
     def _chosen(self) -> list[int]:
-        kept = [number for number in self._in_place if self._sampled[number][1] is None]
+        selected = [number for number in self._in_place if self._sampled[number][1] is None]
         empty = [number for number in self._in_place if self._sampled[number][1] is not None]
-        return sorted(kept + empty[: max(self.num_wanted - len(kept), 0)])
+        return sorted(selected + empty[: max(self.num_wanted - len(selected), 0)])

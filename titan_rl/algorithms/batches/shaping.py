@@ -1,4 +1,4 @@
-"""Rewards changed by how an answer came about, before advantages are made of them. Pure.
+"""Reward shaping by an answer's length, before advantages. Pure.
 
 What is recorded and shown stays the task's own reward: a shaped one is made anew from the recorded rollout wherever
 advantages are, so a replay has the same.
@@ -11,7 +11,7 @@ from titan_rl.data.types import Group, Rollout
 
 
 def overlong_punishment(length: int, max_length: int, buffer: int) -> float:
-    """Between 0 and -1: 0 up to ``max_length - buffer`` tokens, and linearly down to -1 at ``max_length``.
+    """Overlong penalty: 0 up to ``max_length - buffer`` tokens, and linearly down to -1 at ``max_length``.
 
     Source: soft overlong punishment, DAPO, arXiv 2503.14476, equation 13. There an answer that reaches the maximum
     was cut short or ends just there; both are -1.
@@ -23,8 +23,7 @@ def overlong_punishment(length: int, max_length: int, buffer: int) -> float:
 
 
 def punishment(rollout: Rollout, config: Config) -> float:
-    """What ``[algorithm]`` takes from a reward. Of several turns the longest counts; one that ran out of room, in
-    whatever way, was too long."""
+    """Penalty subtracted from a reward by ``[algorithm]``; the longest turn counts, truncated ones as too long."""
     buffer, max_length = config.algorithm.overlong_buffer, config.rollout.max_new_tokens
     if not buffer:
         return 0.0
@@ -34,15 +33,15 @@ def punishment(rollout: Rollout, config: Config) -> float:
 
 
 def shaped(rollouts: list[Rollout], config: Config) -> list[Rollout]:
-    """The same rollouts with the rewards that advantages are made of."""
+    """Rollouts with shaped rewards."""
     if not config.algorithm.overlong_buffer:
         return rollouts
     return [replace(rollout, reward=rollout.reward + punishment(rollout, config)) for rollout in rollouts]
 
 
 def shaping_metrics(groups: list[Group], config: Config) -> dict[str, float]:
-    """For a step's record: what was taken from a reward on average."""
+    """Mean penalty of a step's rewards, for its record."""
     if not config.algorithm.overlong_buffer:
         return {}
-    taken = [punishment(rollout, config) for group in groups for rollout in group.rollouts]
-    return {"overlong_punishment": sum(taken) / len(taken)}
+    penalties = [punishment(rollout, config) for group in groups for rollout in group.rollouts]
+    return {"overlong_punishment": sum(penalties) / len(penalties)}

@@ -1,4 +1,4 @@
-"""Algorithms that learn from data that others wrote: what they share. They are never given rollouts."""
+"""Base class of the offline algorithms, which have no rollouts."""
 
 import numpy as np
 
@@ -8,8 +8,9 @@ from titan_rl.data.types import Rollout
 
 
 class OfflineAlgorithm(Algorithm):
-    """A sample's ``advantage_S`` is what its row says of it: of a pair the margin, on the chosen one's tokens; of a
-    label what kto.py writes there."""
+    """Base class of the offline algorithms.
+
+    ``advantage_S`` holds the label: for pairs the margin, on the chosen answer's tokens; for KTO see kto.py."""
 
     is_still_without_advantage = False
 

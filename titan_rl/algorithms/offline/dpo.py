@@ -45,11 +45,11 @@ class DPO(OfflineAlgorithm):
     needs = Needs(reference=True)
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        found = answers(inputs, mean=self.settings.length_normalize)
-        ratios, beta = found.log_ratios, self.settings.beta
+        answer_terms = answers(inputs, mean=self.settings.length_normalize)
+        ratios, beta = answer_terms.log_ratios, self.settings.beta
         losses_P = self._losses(ratios.difference_P)
         rewards = Pairs(beta * ratios.chosen_P, beta * ratios.rejected_P)
-        return weighted(losses_P, found.weights_P), pair_metrics(rewards, found.weights_P)
+        return weighted(losses_P, answer_terms.weights_P), pair_metrics(rewards, answer_terms.weights_P)
 
     def _losses(self, log_ratio_P: torch.Tensor) -> torch.Tensor:
         beta, smoothing = self.settings.beta, self.settings.label_smoothing

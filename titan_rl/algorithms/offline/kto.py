@@ -25,7 +25,7 @@ from titan_rl.algorithms.offline.base import OfflineAlgorithm
 
 
 def with_zero(label: float, zero: float) -> float:
-    """A sample's advantage, of its label (1 or -1) and the step's z."""
+    """Advantage of a sample from its label (1 or -1) and the step's z."""
     return label * (1 + zero)
 
 
@@ -64,10 +64,10 @@ def _metrics(
 ) -> dict[str, torch.Tensor]:
     """By the field's names; sums over samples. z is measured by ``log_ratio``."""
     reward_N = beta * ratio_N
-    found = {
+    metrics = {
         "rewards/chosen": torch.where(desirable_N, reward_N, 0.0),
         "rewards/rejected": torch.where(desirable_N, 0.0, reward_N),
         "rewards/accuracies": (gain_N > 0).to(reward_N.dtype),
         "log_ratio": ratio_N,
     }
-    return {name: torch.where(counted_N, values_N, 0.0).sum() for name, values_N in found.items()}
+    return {name: torch.where(counted_N, values_N, 0.0).sum() for name, values_N in metrics.items()}

@@ -27,10 +27,10 @@ class SimPO(OfflineAlgorithm):
     trains_on = "pairs"
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        found, settings = answers(inputs, mean=True), self.settings
-        rewards = Pairs.of(settings.beta * found.logprob_N)
+        answer_terms, settings = answers(inputs, mean=True), self.settings
+        rewards = Pairs.of(settings.beta * answer_terms.logprob_N)
         losses_P = sigmoid_loss(rewards.difference_P - settings.gamma, settings.label_smoothing)
-        return weighted(losses_P, found.weights_P), pair_metrics(rewards, found.weights_P)
+        return weighted(losses_P, answer_terms.weights_P), pair_metrics(rewards, answer_terms.weights_P)
 
 
 class ORPO(OfflineAlgorithm):
@@ -47,9 +47,9 @@ class ORPO(OfflineAlgorithm):
     trains_on = "pairs"
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        found, beta = answers(inputs, mean=True), self.settings.beta
-        means = Pairs.of(found.logprob_N)
-        preference_P = sigmoid_loss(Pairs.of(log_odds(found.logprob_N)).difference_P)
+        answer_terms, beta = answers(inputs, mean=True), self.settings.beta
+        means = Pairs.of(answer_terms.logprob_N)
+        preference_P = sigmoid_loss(Pairs.of(log_odds(answer_terms.logprob_N)).difference_P)
         losses_P = -means.chosen_P + beta * preference_P
         rewards = Pairs(beta * means.chosen_P, beta * means.rejected_P)
-        return weighted(losses_P, found.weights_P), pair_metrics(rewards, found.weights_P)
+        return weighted(losses_P, answer_terms.weights_P), pair_metrics(rewards, answer_terms.weights_P)

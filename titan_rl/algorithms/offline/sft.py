@@ -16,7 +16,7 @@ class SFT(Algorithm):
     is_still_without_advantage = False
 
     def advantages(self, rollouts: list[Rollout]) -> list[float]:
-        """Every example counts alike."""
+        """Ones: every example counts alike."""
         return [1.0] * len(rollouts)
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -69,15 +69,15 @@ class PolicyGradientSettings:
 
     def __post_init__(self) -> None:
         """Errors: ValueError for settings that do not go together."""
-        for is_wrong, said in _WRONG:
+        for is_wrong, message in _WRONG:
             if is_wrong(self):
-                raise ValueError(said)
+                raise ValueError(message)
         for keys, has_effect, mend in _IDLE:
             if not has_effect(self) and (idle := self._changed(keys)):
                 raise ValueError(f"{idle[0]} has no effect: {mend}, or leave it out")
 
     def check_updates(self, updates_per_batch: int) -> None:
-        """Errors: ValueError for a bound of ratios that are all 1."""
+        """Check for bounds on ratios that are always 1. Errors: ValueError."""
         if (
             self.decoupled
             and updates_per_batch == 1
@@ -152,7 +152,7 @@ _IDLE: list[tuple[tuple[str, ...], Callable[[PolicyGradientSettings], bool], str
 
 
 class PolicyGradient(Algorithm):
-    """Subclasses give ``advantages``, and their own defaults."""
+    """Base class of policy-gradient algorithms; subclasses define ``advantages`` and defaults."""
 
     Settings = PolicyGradientSettings
     kind: ClassVar[Literal["clip", "cispo"]] = "clip"
@@ -181,7 +181,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def level(self) -> Literal["token", "sequence", "sequence_token"]:
-        """Of ratios."""
+        """Level of importance ratios."""
         return "token"
 
     @property
@@ -189,7 +189,7 @@ class PolicyGradient(Algorithm):
         return math.inf if self.settings.kl_clip is None else self.settings.kl_clip
 
     def refine(self, inputs: LossInputs) -> Refined:
-        """Advantages, less the penalties from each token on where they are part of the reward."""
+        """Advantages minus the KL penalties from each token on, if these are part of the reward."""
         if self.settings.kl_in == "loss":
             return Refined(inputs.advantage_S)
         return Refined(inputs.advantage_S - self._to_go(inputs, self._penalty(inputs)))

@@ -55,7 +55,7 @@ class Distillation(PolicyGradient):
         self.is_still_without_advantage = False
 
     def advantages(self, rollouts: list[Rollout]) -> list[float]:
-        """The teacher's part comes in ``refine``."""
+        """Zeros; ``refine`` adds the teacher's part."""
         return [0.0] * len(rollouts)
 
     def refine(self, inputs: LossInputs) -> Refined:
@@ -80,7 +80,7 @@ class Distillation(PolicyGradient):
 
 
 def binned_divergence(logprob_SK: torch.Tensor, teacher_logprob_SK: torch.Tensor) -> torch.Tensor:
-    """KL(p, q) [S] of distributions over K words and, as one more, all other words together.
+    """KL divergence [S] of distributions over K words and one bin for all others.
 
     What is left for the others is taken to be no less than a rounding error, of either.
     """

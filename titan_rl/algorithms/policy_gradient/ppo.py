@@ -41,7 +41,7 @@ class PPO(PolicyGradient):
         self.is_still_without_advantage = False  # equal rewards are no reason not to differ from the critic's values
 
     def advantages(self, rollouts: list[Rollout]) -> list[np.ndarray]:
-        """Rewards of tokens; ``refine`` makes advantages of them."""
+        """Token rewards, from which ``refine`` computes advantages."""
         return at_last_token(rewards_of(rollouts), rollouts)
 
     def refine(self, inputs: LossInputs) -> Refined:

@@ -52,7 +52,7 @@ class PRIME(PolicyGradient):
         self.is_still_without_advantage = False  # process rewards differ where outcomes do not
 
     def advantages(self, rollouts: list[Rollout]) -> np.ndarray:
-        """The outcome's part."""
+        """Leave-one-out advantages of outcomes; ``refine`` adds the token rewards."""
         return leave_one_out(rewards_of(rollouts))
 
     def group_terms(self, inputs: LossInputs) -> torch.Tensor:

@@ -31,7 +31,7 @@ class ReinforcePP(PolicyGradient):
     normalizes_batch = True
 
     def advantages(self, rollouts: list[Rollout]) -> list[np.ndarray]:
-        """Rewards of tokens, which ``refine`` adds up."""
+        """Token rewards, which ``refine`` sums to returns."""
         rewards_G = rewards_of(rollouts)
         return at_last_token(centred(rewards_G) if self.settings.baseline else rewards_G, rollouts)
 

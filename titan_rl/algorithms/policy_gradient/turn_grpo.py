@@ -43,7 +43,7 @@ class TurnGRPO(GRPO):
 
 
 def returns_of_turns(rollout: Rollout, discount: float) -> np.ndarray:
-    """Of each turn, what is earned from it on: float64 [number of turns]."""
+    """Discounted return of each turn, float64 [number of turns]."""
     returns = np.zeros(len(rollout.turns))
     returns[: len(rollout.turn_rewards)] = rollout.turn_rewards
     returns[-1:] += rollout.reward - sum(rollout.turn_rewards)
@@ -55,5 +55,5 @@ def returns_of_turns(rollout: Rollout, discount: float) -> np.ndarray:
 
 
 def of_tokens(rollout: Rollout, of_turns: np.ndarray) -> np.ndarray:
-    """Each turn's number for each of its tokens [num_model_tokens]."""
+    """Turn values repeated for each of their tokens, [num_model_tokens]."""
     return np.repeat(of_turns, [turn.stop - turn.start for turn in rollout.turns])

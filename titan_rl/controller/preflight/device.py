@@ -9,7 +9,7 @@ import torch
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.callbacks import RecordEvent
 from titan_rl.models.device import DEVICE_TYPE
-from titan_rl.trainer.model.determinism import TrainedOn, tolerance, trained_on
+from titan_rl.trainer.model.determinism import RankPlatform, rank_platform, tolerance
 from titan_rl.trainer.titan_config import build_titan
 
 if TYPE_CHECKING:  # Monarch starts threads when it is imported, and checks run before processes are forked
@@ -34,13 +34,13 @@ TRAINER_DEVICE = "trainer_device"
 """The kind of event."""
 
 
-async def trainer_device(trainer: "TrainerMesh", config: Config) -> TrainedOn:
+async def trainer_device(trainer: "TrainerMesh", config: Config) -> RankPlatform:
     """Device of the trainer's first rank; on a CPU without a call."""
     from titan_rl.mesh.members.endpoints import TrainerEndpoints
 
     if is_on_cpu(config):
-        return TrainedOn("cpu", torch=torch.__version__)
-    replies = await trainer.call(TrainerEndpoints.examine(pickle.dumps(trained_on)))
+        return RankPlatform("cpu", torch=torch.__version__)
+    replies = await trainer.call(TrainerEndpoints.examine(pickle.dumps(rank_platform)))
     answer, failure = replies[0]
     if failure:
         raise RuntimeError(f"the device of the trainer's first rank is unknown: {failure}")
@@ -54,4 +54,6 @@ async def record_trainer_device(trainer: "TrainerMesh", config: Config, record_e
 def tolerance_here(config: Config) -> float:
     """Tolerance of a repeated step on this device: 0 on a CPU."""
     titan = build_titan(config)
-    return tolerance([TrainedOn(device_type(config), titan.debug.deterministic)], titan.training.mixed_precision_param)
+    return tolerance(
+        [RankPlatform(device_type(config), titan.debug.deterministic)], titan.training.mixed_precision_param
+    )

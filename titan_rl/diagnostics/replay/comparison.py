@@ -16,16 +16,16 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.preflight.device import TRAINER_DEVICE
 from titan_rl.records.run_directory.events import read_events
-from titan_rl.trainer.model.determinism import TrainedOn, is_equal
+from titan_rl.trainer.model.determinism import RankPlatform, is_equal
 from titan_rl.trainer.roles.names import LEARNED
 from titan_rl.trainer.state.checkpoint_state import role_folder
 from titan_rl.trainer.state.plain_state import StateError, load_state, read_metadata
 
 
-def recorded_places(root: Path) -> list[TrainedOn]:
+def recorded_places(root: Path) -> list[RankPlatform]:
     """What a run directory says that its steps were trained on. Runs of releases that did not say it had no GPU."""
     events = (event for event in read_events(root) if event.get("kind") == TRAINER_DEVICE)
-    return [TrainedOn(str(event.get("device")), event.get("deterministic") is True) for event in events]
+    return [RankPlatform(str(event.get("device")), event.get("deterministic") is True) for event in events]
 
 
 def equal_in_words(within: float) -> str:

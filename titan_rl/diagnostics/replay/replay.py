@@ -39,7 +39,7 @@ from titan_rl.records.run_directory.rundir import RunDir, existing_run_dir
 from titan_rl.records.run_directory.sources import check_sources, find_sources
 from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts
 from titan_rl.train import drive
-from titan_rl.trainer.model.determinism import TrainedOn, tolerance
+from titan_rl.trainer.model.determinism import RankPlatform, tolerance
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Plan:
 async def replay_steps(
     plan: Plan,
     tell: Callable[[int, StepMetrics], None] = lambda step, metrics: None,
-    hear_of: Callable[[TrainedOn], None] = lambda here: None,
+    hear_of: Callable[[RankPlatform], None] = lambda here: None,
 ) -> list[StepMetrics]:
     """Train on fresh trainer actors; ``tell`` hears of each step, ``hear_of`` before of what they compute on."""
     checked, config = plan.checked, plan.checked.config
@@ -178,7 +178,7 @@ class _Report:
         self.state: ComparedState | None = None
         self.tolerance = 0.0
 
-    def hear_of(self, here: TrainedOn) -> None:
+    def hear_of(self, here: RankPlatform) -> None:
         self.tolerance = tolerance([*self.places, here], self.dtype)
         if self.tolerance:
             recorded_on = ", ".join(dict.fromkeys(place.device for place in self.places)) or "cpu"

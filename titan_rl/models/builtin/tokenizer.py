@@ -10,7 +10,7 @@ _SPECIAL = ["<pad>", "<eos>", "<unk>"]
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each printable ASCII character."""
+    """Tokenizer with one token for each printable ASCII character."""
     words = {token: index for index, token in enumerate([*_SPECIAL, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

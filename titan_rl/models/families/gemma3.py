@@ -32,7 +32,7 @@ REQUIRED = {
 
 
 class ShiftedNorm(LeanRMSNorm):
-    """An RMSNorm whose scale is 1 more than its weight."""
+    """RMSNorm with a scale of 1 + weight."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(LeanRMSNorm.Config):
@@ -44,7 +44,7 @@ class ShiftedNorm(LeanRMSNorm):
 
 
 class ScaledEmbedding(Embedding):
-    """Embeddings times the root of their size, which is rounded to the dtype that is computed in."""
+    """Embeddings times the square root of their size, rounded to the compute dtype."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Embedding.Config):

@@ -54,11 +54,11 @@ class GptOssExperts(GroupedExperts):
         self.b2_ED = nn.Parameter(torch.empty(experts, dim))
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        own = (
+        local = (
             (p.to_local() if isinstance(p, DTensor) else p).to(x_RD.dtype)
             for p in (self.w13_EDG, self.b13_EG, self.w2_EFD, self.b2_ED)
         )
-        w13_EDG, b13_EG, w2_EFD, b2_ED = own
+        w13_EDG, b13_EG, w2_EFD, b2_ED = local
         multiply = partial(grouped_product, num_tokens_E=num_tokens_per_expert_E)
         # with the number of rows told, nobody waits for a GPU to add it up
         counts_E, num_rows = num_tokens_per_expert_E.long(), len(x_RD)
@@ -75,7 +75,7 @@ class GptOssExperts(GroupedExperts):
 
 
 class OutputProjection(ScaledBiasRowwiseLinear):
-    """TorchTitan's scales the bias's gradient too, by which tensor-parallel ranks would train it too little."""
+    """Output projection with an unscaled bias gradient under tensor parallelism, unlike TorchTitan's."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(ScaledBiasRowwiseLinear.Config):

@@ -25,7 +25,7 @@ from titan_rl.models.layers.memory_saving import LeanRMSNorm
 
 
 class HeadsNorm(LeanRMSNorm):
-    """A norm over all heads of a token."""
+    """RMSNorm over all heads of a token."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(LeanRMSNorm.Config):
@@ -72,13 +72,13 @@ class PackedOlmo2(PackedDecoder, Qwen3Model):
 
 def _heads_gathered() -> ShardingConfig:
     """A norm over all heads sees those of all tensor-parallel ranks, and gives each its own back."""
-    own = dense_activation_placement(tp=spmd.S(2))
+    local = dense_activation_placement(tp=spmd.S(2))
     return ShardingConfig(
         state_shardings={"weight": dense_param_placement(tp=spmd.R)},
-        in_src_shardings={"input": own, "x": own},
+        in_src_shardings={"input": local, "x": local},
         in_dst_shardings={"x": dense_activation_placement(tp=spmd.R)},
         out_src_shardings=dense_activation_placement(tp=spmd.R),
-        out_dst_shardings=own,
+        out_dst_shardings=local,
     )
 
 

@@ -1,4 +1,4 @@
-"""What Phi-3 does differently: queries, keys and values are one projection, gate and up another.
+"""Phi-3 where it differs from Llama: fused QKV projection, fused gate and up projection.
 
 Each stays one parameter, as in the file. Tensor-parallel ranks compute some of its outputs each, whatever they are, and
 exchange them before these are told apart.
@@ -46,7 +46,7 @@ def _split(x_BLF: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
 
 
 class StackedQKVLinear(BaseQKVLinear):
-    """One projection, whose outputs are all queries, then all keys, then all values."""
+    """Fused projection with outputs in the order queries, keys, values."""
 
     # TorchTitan knows how to shard the projection of its own fused class, by its config
     @dataclass(kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class StackedQKVLinear(BaseQKVLinear):
 
 
 class StackedFeedForward(Module):
-    """SwiGLU, of one projection whose outputs are the gate, then what it opens."""
+    """SwiGLU with one fused projection of gate and up."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):

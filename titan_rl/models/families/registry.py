@@ -39,7 +39,7 @@ REQUIRED: Mapping[str, object] = {
 
 @dataclass(frozen=True)
 class Family:
-    """How TorchTitan builds and shards the models of one ``model_type``, and how it names their tensors.
+    """Builder, sharding and tensor names of one ``model_type``.
 
     For a family of your own, write a module that every process can import, and in it a ``Family``::
 
@@ -102,10 +102,10 @@ FAMILIES = {
 """By ``model_type``."""
 
 
-def find_family(model_type: str | None, given: Family | None = None) -> Family:
-    """``given``, or else the entry of FAMILIES. Errors: ValueError if there is none."""
-    if given is not None:
-        return given
+def find_family(model_type: str | None, custom: Family | None = None) -> Family:
+    """Family of a model type: ``custom``, or the entry of FAMILIES. Errors: ValueError if there is none."""
+    if custom is not None:
+        return custom
     if model_type is None or model_type not in FAMILIES:
         raise ValueError(
             f"model type {model_type!r} is not supported: use one of {', '.join(sorted(FAMILIES))}, or give a family "
@@ -115,12 +115,12 @@ def find_family(model_type: str | None, given: Family | None = None) -> Family:
 
 
 def make_family(reference: str, folders: Sequence[str]) -> Family | None:
-    """What ``model.family`` names; None where it is empty. Errors: ConfigError."""
+    """Family named by ``model.family``; None if empty. Errors: ConfigError."""
     if not reference:
         return None
-    found = resolve("model.family", reference, folders)
-    if not isinstance(found, Family):
+    family = resolve("model.family", reference, folders)
+    if not isinstance(family, Family):
         raise ConfigError(
-            f"model.family = {reference!r} must name a titan_rl.models.families.registry.Family, not {found!r:.80}"
+            f"model.family = {reference!r} must name a titan_rl.models.families.registry.Family, not {family!r:.80}"
         )
-    return found
+    return family

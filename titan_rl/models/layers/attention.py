@@ -42,7 +42,7 @@ from titan_rl.models.layers.cpu_attention import scaled_dot_product_attention
 
 @dataclass(frozen=True)
 class Block:
-    """Segments that go through one attention call, as indices into the row, padded with 0."""
+    """Segments of one attention call, as indices into the row, padded with 0."""
 
     query_DQ: torch.Tensor
     key_DK: torch.Tensor
@@ -56,7 +56,7 @@ class Block:
         return Block(self.query_DQ.to(device), self.key_DK.to(device), prefix_D1, self.valid_DQ.to(device))
 
     def mask(self, window: int | None, sink: bool) -> torch.Tensor | None:
-        """True where a query sees a key: [D, Q, K]. None: plain causal attention is enough.
+        """Attention mask [D, Q, K], true where a query sees a key; None: plain causal attention.
 
         ``window``: how many tokens a query sees, itself included; ``sink``: there is one more key, which all see.
         """
@@ -76,7 +76,7 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What every layer needs to know about a row, computed once."""
+    """Attention plan of a row by blocks, computed once for all layers."""
 
     blocks: list[Block]
     output_T: torch.Tensor
@@ -84,7 +84,7 @@ class BlockPlan:
     _masks: dict[tuple[int | None, bool], list[torch.Tensor | None]] = field(default_factory=dict, repr=False)
 
     def masks(self, window: int | None, sink: bool = False) -> list[torch.Tensor | None]:
-        """Each block's mask; made for the first layer that asks, and the same for all others with such a window."""
+        """Masks of all blocks, cached by window."""
         if (window, sink) not in self._masks:
             self._masks[window, sink] = [block.mask(window, sink) for block in self.blocks]
         return self._masks[window, sink]
@@ -130,7 +130,7 @@ def _build_block(segments: list[Segment]) -> Block:
 def plan_attention(
     segments: list[Segment], num_tokens: int, device: torch.device, form: Form = "blocks"
 ) -> AttentionPlan:
-    """The plan of one row of ``num_tokens`` tokens, which ``segments`` cover without gap or overlap.
+    """Attention plan of one row of ``num_tokens`` tokens, which ``segments`` cover without gap or overlap.
 
     ``form``: what ``attention_form`` chose for the model.
     """
@@ -161,7 +161,7 @@ def _ranges(segment: Segment) -> list[tuple[int, int]]:
 
 
 class PackedAttention(VarlenAttention):
-    """Takes an AttentionPlan where TorchTitan passes its masks.
+    """Attention with an AttentionPlan in place of TorchTitan's masks.
 
     The arguments have TorchTitan's names, since its sharding config refers to them. Its constructor is not called: that
     one activates another flash-attention library by the GPU's generation, and imports it.
@@ -229,7 +229,7 @@ def _gather(x_TNH: torch.Tensor, index_DK: torch.Tensor) -> torch.Tensor:
 
 
 class SinkAttention(PackedAttention):
-    """Each head has one more key, of a learned score and without a value: GPT-OSS's sinks.
+    """Attention with GPT-OSS's sinks: one more key a head, with a learned score and no value.
 
     It becomes a key like others by one more feature, in which it alone is not zero and a query has the sink's score.
     """
@@ -261,7 +261,7 @@ class SinkAttention(PackedAttention):
 
 
 def why_blocks(model_config: Decoder.Config, device: torch.device, dtype: torch.dtype) -> str | None:
-    """What keeps a model's rows from the flash-attention kernel, in words; None: nothing does.
+    """Reason why a model's rows cannot use the flash-attention kernel; None: they can.
 
     ``model_config``: TorchTitan's of the model; ``dtype``: that it computes in.
     """
@@ -270,20 +270,20 @@ def why_blocks(model_config: Decoder.Config, device: torch.device, dtype: torch.
     if dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention does not compute in {str(dtype).removeprefix('torch.')}"
     layers = [getattr(layer, "attention", None) for layer in model_config.layers]
-    known = [
+    supported = [
         attention
         for attention in layers
         if isinstance(attention, GQAttention.Config) and type(attention.inner_attention) is PackedAttention.Config
     ]
-    if len(known) != len(layers):
+    if len(supported) != len(layers):
         return "the model has attention of its own, such as sinks, which flash attention does not know"
     largest = largest_head(device)
-    for size in sorted({attention.qkv_linear.head_dim for attention in known}):
+    for size in sorted({attention.qkv_linear.head_dim for attention in supported}):
         if not fits_flash(dtype, size, largest):
             return f"flash attention takes heads of a multiple of 8 features up to {largest}, and these have {size}"
     return None
 
 
 def attention_form(model_config: Decoder.Config, device: torch.device, dtype: torch.dtype) -> Form:
-    """How attention over this model's rows is computed. The arguments are those of ``why_blocks``."""
+    """Form of attention for a model's rows. The arguments are those of ``why_blocks``."""
     return "blocks" if why_blocks(model_config, device, dtype) else "packed"

@@ -1,4 +1,4 @@
-"""Products of bf16 on a CPU, by whichever units are faster (``linear_logprob.multiplies_wide``).
+"""Products of bf16 on a CPU, by the faster units (``linear_logprob.multiplies_wide``).
 
 All are exact products of bf16, summed up in fp32 and rounded once. To widen operands costs a pass over them, where the
 products of a layer take half of the time.
@@ -19,12 +19,12 @@ from titan_rl.kernels import linear_logprob
 
 
 def has_products() -> bool:
-    """Whether this CPU multiplies bf16 fast, in one way or the other."""
+    """Whether this CPU has a fast path for bf16 products."""
     return linear_logprob.has_bf16_units() or linear_logprob.multiplies_wide()
 
 
 def is_widened(x: torch.Tensor, weight: torch.Tensor | None = None) -> bool:
-    """Whether bf16's products with a weight of bf16, which may have been widened before, are faster as fp32's."""
+    """Whether bf16 products with a bf16 (or widened) weight are faster in fp32."""
     if x.dtype != torch.bfloat16 or x.device.type != "cpu" or isinstance(x, DTensor):
         return False
     if weight is not None and (weight.dtype not in (torch.bfloat16, torch.float32) or isinstance(weight, DTensor)):
@@ -33,7 +33,7 @@ def is_widened(x: torch.Tensor, weight: torch.Tensor | None = None) -> bool:
 
 
 def as_factor(x: torch.Tensor) -> torch.Tensor:
-    """Of several products: widened or rounded once, to what ``multiply`` takes on this CPU."""
+    """Operand of several products, converted once to the dtype of ``multiply`` on this CPU."""
     return x.float() if linear_logprob.multiplies_wide() else x.bfloat16()
 
 
@@ -43,7 +43,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torc
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
-    """For several products, once, if it is bf16 whose products are faster so; else as it is."""
+    """Tensor widened to fp32 if its bf16 products are faster so, else unchanged."""
     return x.float() if is_widened(x) else x
 
 
@@ -60,7 +60,7 @@ def projected_back(grad_O: torch.Tensor, weight_OI: torch.Tensor, dtype: torch.d
 
 
 def weight_gradient(grad_O: torch.Tensor, input_I: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of ``project``'s weight, [O, I], in that weight's ``dtype``, of two that were ``widened``."""
+    """Gradient of ``project``'s weight, [O, I], in its ``dtype``, from ``widened`` tensors."""
     return (grad_O.flatten(0, -2).T @ input_I.flatten(0, -2)).to(dtype)
 
 
@@ -83,24 +83,24 @@ class _WideLinears(torch.autograd.Function):
         of_input, *of_parameters = ctx.needs_input_grad
         wide_I = input_I.float() if any(of_parameters[::2]) else None
         grad_NI: torch.Tensor | None = None
-        found: list[torch.Tensor | None] = []
+        gradients: list[torch.Tensor | None] = []
         for grad_O, weight_OI, of_weight, of_bias in zip(
             grads_O, weights, of_parameters[::2], of_parameters[1::2], strict=True
         ):
             grad_NO = grad_O.float().flatten(0, -2)
             if of_weight and wide_I is not None:
-                found.append(weight_gradient(grad_NO, wide_I, weight_OI.dtype))
+                gradients.append(weight_gradient(grad_NO, wide_I, weight_OI.dtype))
             else:
-                found.append(None)
-            found.append(grad_NO.sum(0).to(grad_O.dtype) if of_bias else None)
+                gradients.append(None)
+            gradients.append(grad_NO.sum(0).to(grad_O.dtype) if of_bias else None)
             if of_input:
                 wide_OI = weight_OI.float()
                 grad_NI = grad_NO @ wide_OI if grad_NI is None else grad_NI.addmm_(grad_NO, wide_OI)
-        return grad_NI if grad_NI is None else grad_NI.to(input_I.dtype).view(input_I.shape), *found
+        return grad_NI if grad_NI is None else grad_NI.to(input_I.dtype).view(input_I.shape), *gradients
 
 
 def project_each(x_I: torch.Tensor, *linears: Linear) -> tuple[torch.Tensor, ...]:
-    """What each gives of the same input."""
+    """Outputs of several linear layers of one input."""
     if all(type(linear) is LeanLinear and is_widened(x_I, linear.weight) for linear in linears):
         return _WideLinears.apply(x_I, *(tensor for linear in linears for tensor in (linear.weight, linear.bias)))
     return tuple(linear(x_I) for linear in linears)
@@ -134,7 +134,7 @@ _LEAN = {Linear.Config: LeanLinear.Config, QKVLinear.Config: LeanQKVLinear.Confi
 
 
 def with_lean_linears(config: Any) -> Any:
-    """TorchTitan's config of a module whose linear layers, all the way down, are such; others stay as they are."""
+    """TorchTitan's config with every linear layer replaced by its memory-saving form."""
     if type(config) in _LEAN:
         config = _LEAN[type(config)](**{field.name: getattr(config, field.name) for field in fields(config)})
     if is_dataclass(config) and not isinstance(config, type):

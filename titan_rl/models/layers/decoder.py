@@ -80,7 +80,7 @@ class Float32Head(Linear):
 
 
 class SequenceParallelConfig(Protocol):
-    """What every ``Config`` of a PackedDecoder has besides TorchTitan's fields."""
+    """Fields of every ``PackedDecoder.Config`` besides TorchTitan's."""
 
     sequence_parallel: bool
 

@@ -25,7 +25,7 @@ def head_size(hf: PreTrainedConfig) -> int:
 
 
 def window(hf: PreTrainedConfig, layer: int) -> int | None:
-    """How many tokens a layer's queries see, themselves included; None: all before them. Errors: ValueError."""
+    """Sliding window of a layer in tokens, the query included; None: full attention. Errors: ValueError."""
     layer_types = getattr(hf, "layer_types", None)
     kind = layer_types[layer] if layer_types else "sliding_attention"
     if kind not in ("sliding_attention", "full_attention"):

@@ -34,7 +34,7 @@ class HuggingFaceRoPE(CosSinRoPE):
     def apply_rotary_emb(
         query: torch.Tensor, key: torch.Tensor, rope_cache: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Heads may be wider than the cache's ``dim``: what is behind it stays as it is."""
+        """Rotate queries and keys; head dimensions beyond the cache's ``dim`` stay."""
         dim = rope_cache.shape[-1] // 2
         if dim == query.shape[-1]:
             return CosSinRoPE.apply_rotary_emb(query, key, rope_cache)
@@ -43,7 +43,7 @@ class HuggingFaceRoPE(CosSinRoPE):
 
 
 def num_positions(hf: PreTrainedConfig) -> int:
-    """How many positions a model is computed for.
+    """Number of positions that a model supports.
 
     LongRoPE has other frequencies beyond the positions of pre-training, for a whole sequence at once: a rollout that
     crosses that line would change under its own feet, so it must end there.
@@ -55,7 +55,7 @@ def num_positions(hf: PreTrainedConfig) -> int:
 
 
 def cut_positions(model_config: Decoder.Config, num_positions: int) -> None:
-    """Cosines and sines of no more positions than a run has, in each layer of TorchTitan's config of a model.
+    """Limit the rotary caches of a model's config to the positions of a run.
 
     Each layer holds them in fp32: of 131,072 positions and heads of 128 that is 128 MiB. Frequencies stay as they are.
     """
@@ -67,7 +67,7 @@ def cut_positions(model_config: Decoder.Config, num_positions: int) -> None:
 
 
 def rope_config(hf: PreTrainedConfig, head_dim: int, layer_type: str | None = None) -> HuggingFaceRoPE.Config:
-    """``layer_type``: whose parameters to take, if each type of layer has its own.
+    """Config of the rotary embedding; ``layer_type``: selects parameters that differ by type.
 
     Errors: ValueError for a rope type whose frequencies depend on the length at run time.
     """

@@ -1,4 +1,4 @@
-"""Log-probabilities of a few words at each token, beside those of the targets, and the likeliest words.
+"""Log-probabilities of a few words at each token besides the targets, and the most likely words.
 
 Given the target's log-probability, any other word's is that plus the difference of their two logits; so nothing has to
 be summed over the vocabulary again, and gradients are exact. Under tensor parallelism the rank holds the words from
@@ -45,14 +45,14 @@ def likeliest_words(
     first_word: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words int64 [S, K] and their log-probabilities [S, K] in fp32, likeliest first."""
+    """Most likely words, int64 [S, K], and their log-probabilities [S, K] in fp32, in descending order."""
     dtype = torch.promote_types(hidden_SD.dtype, torch.float32)
     weight_VD = weight_VD.to(dtype)
-    found = [
+    top_of_blocks = [
         (chunk_SD.to(dtype) @ weight_VD.T).topk(min(num_words, len(weight_VD)), dim=-1)
         for chunk_SD in hidden_SD.split(max(_CHUNK_SIZE // max(len(weight_VD), 1), 1))
     ]
-    logits_SK, words_SK = (torch.cat(column) for column in zip(*found, strict=True))
+    logits_SK, words_SK = (torch.cat(column) for column in zip(*top_of_blocks, strict=True))
     words_SK = words_SK + first_word
     if group is not None:
         logits_SK, words_SK = _likeliest_of_all(logits_SK, words_SK, num_words, group)

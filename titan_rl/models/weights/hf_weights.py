@@ -29,12 +29,12 @@ def slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def check_weights(spec: ModelSpec, path: str | Path) -> None:
-    """Errors: ValueError if a directory does not hold the tensors of a model, all of them and no others."""
+    """Check that a directory holds exactly the tensors of a model. Errors: ValueError."""
     check_names(stored_tensors(path), expected_shapes(spec), is_tied=decoder_of(spec).enable_weight_tying)
 
 
 def base_digest(path: str | Path) -> str:
-    """Tells one model from another, wherever their directories are: of config.json and samples of the weights."""
+    """Digest of config.json and samples of the weights, independent of the path."""
     files = [Path(path) / "config.json", *weight_files(path)]
     return xxhash.xxh3_128_hexdigest(" ".join(map(sampled_checksum, files)).encode())
 
@@ -53,9 +53,9 @@ def load_hf(shards: list[Shard], path: str | Path) -> dict[str, torch.dtype]:
             raise ValueError(f"{shard.name} is {shape} in {path}, config.json says {shard.shape}")
         by_file.setdefault(stored[shard.name].file, []).append(shard)
     dtypes = {}
-    for file, wanted in by_file.items():
+    for file, file_shards in by_file.items():
         with safe_open(file, "pt") as tensors:
-            for shard in wanted:
+            for shard in file_shards:
                 values = tensors.get_slice(shard.name)[slices(shard.start, shard.tensor.shape)]
                 if not values.isfinite().all():
                     raise ValueError(f"{shard.name} in {file} holds NaN or infinities: copy the file again")
@@ -67,7 +67,8 @@ def load_hf(shards: list[Shard], path: str | Path) -> dict[str, torch.dtype]:
 def gather_whole(
     shards: list[Shard], dtypes: dict[str, torch.dtype], device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Each tensor by name, with what adapters add, assembled from all ranks' boxes on rank 0's CPU; None on the others.
+    """Tensors by name, adapters merged, assembled on rank 0's CPU; None on other ranks.
+
     All ranks must iterate.
 
     ``device``: the one that the process group sends tensors from.
@@ -77,8 +78,8 @@ def gather_whole(
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, described)
     owners: dict[str, dict[tuple, tuple]] = {}
-    for rank, theirs in enumerate(everyone):
-        for name, start, size, shape, dtype in theirs:
+    for rank, rank_boxes in enumerate(everyone):
+        for name, start, size, shape, dtype in rank_boxes:
             owners.setdefault(name, {}).setdefault(start, (rank, size, shape, dtype))
     for name in sorted(owners):
         whole = None
@@ -99,13 +100,13 @@ def gather_whole(
         yield name, whole
 
 
-def export_dtypes(spec: ModelSpec, base: dict[str, torch.dtype], asked: str) -> dict[str, torch.dtype]:
-    """Of each tensor that is written. ``base``: as they were read; ``asked``: ``checkpoint.export_dtype``."""
-    if asked == "auto":
+def export_dtypes(spec: ModelSpec, base: dict[str, torch.dtype], setting: str) -> dict[str, torch.dtype]:
+    """Export dtype of each tensor. ``base``: as read; ``setting``: ``checkpoint.export_dtype``."""
+    if setting == "auto":
         if sum(map(math.prod, expected_shapes(spec).values())) > MOST_AS_TRAINED:
             return base
-        asked = "float32"
-    return {name: getattr(torch, asked) for name in base}
+        setting = "float32"
+    return {name: getattr(torch, setting) for name in base}
 
 
 def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torch.dtype], device: torch.device) -> None:

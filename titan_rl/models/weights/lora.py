@@ -35,7 +35,7 @@ _MADE_FROM = {"wk": "wkv", "wv": "wkv"}
 
 
 def linear_layers(spec: ModelSpec) -> dict[str, str]:
-    """The projections that can have adapters: Hugging Face's name (``q_proj``) to TorchTitan's (``wq``)."""
+    """Projections that support adapters: Hugging Face's name (``q_proj``) to TorchTitan's (``wq``)."""
     with torch.device("meta"):
         modules = spec.model.build().named_modules()
     weights = [f"{name}.weight" for name, module in modules if isinstance(module, Linear) and _is_projection(name)]
@@ -47,17 +47,17 @@ def _is_projection(name: str) -> bool:
 
 
 def targets_of(spec: ModelSpec, lora: LoraConfig) -> list[str]:
-    """Which projections get adapters, by Hugging Face's names. Errors: ValueError for what cannot have any."""
-    known = linear_layers(spec)
+    """Projections that get adapters, by Hugging Face's names. Errors: ValueError for unsupported targets."""
+    linears = linear_layers(spec)
     for name in lora.targets:
-        if name not in known:
-            raise ValueError(f"lora.targets: the model has no {name!r}{_why_none(spec)}; {nearest(name, known)}")
-    wanted = list(dict.fromkeys(lora.targets)) or list(known)
-    made_from = {_config_name(known[name]) for name in wanted}
-    for name, titan in known.items():
-        if name not in wanted and _config_name(titan) in made_from:
+        if name not in linears:
+            raise ValueError(f"lora.targets: the model has no {name!r}{_why_none(spec)}; {nearest(name, linears)}")
+    requested = list(dict.fromkeys(lora.targets)) or list(linears)
+    made_from = {_config_name(linears[name]) for name in requested}
+    for name, titan in linears.items():
+        if name not in requested and _config_name(titan) in made_from:
             raise ValueError(f"lora.targets: TorchTitan adapts k_proj and v_proj together: add {name!r}, or leave both")
-    return wanted
+    return requested
 
 
 def _config_name(titan: str) -> str:
@@ -70,26 +70,26 @@ def _why_none(spec: ModelSpec) -> str:
 
 
 def with_adapters(spec: ModelSpec, lora: LoraConfig) -> ModelSpec:
-    """The spec whose model has adapters, and is frozen but for them; ``spec`` itself where ``lora`` is off.
+    """Spec with trainable adapters on frozen weights; ``spec`` itself if ``lora`` is off.
 
     Errors: ValueError for targets that the model has not.
     """
     if not lora.rank:
         return spec
-    known = linear_layers(spec)
-    fields = sorted({_config_name(known[name]) for name in targets_of(spec, lora)})
+    linears = linear_layers(spec)
+    fields = sorted({_config_name(linears[name]) for name in targets_of(spec, lora)})
     converter = LoRAConverter(LoRAConverter.Config(rank=lora.rank, alpha=lora.alpha, target_modules=fields))
     return replace(spec, model=converter.convert(spec.model))
 
 
 def adapted_modules(model_parts: Sequence[nn.Module]) -> Iterator[AdaptedLayer]:
-    """Every layer that has an adapter."""
+    """Layers with an adapter."""
     for part in model_parts:
         yield from (cast(AdaptedLayer, module) for module in part.modules() if hasattr(module, "lora_a"))
 
 
-def draw_nothing(model: nn.Module) -> None:
-    """Adapters of a model that is about to be sharded get no values by TorchTitan, which would draw them by layout."""
+def skip_adapter_init(model: nn.Module) -> None:
+    """Disable TorchTitan's adapter initialization, which depends on the layout."""
     for module in adapted_modules([model]):
         set_initialization(module.lora_a, FROM_FILE)
         set_initialization(module.lora_b, FROM_FILE)
@@ -97,12 +97,12 @@ def draw_nothing(model: nn.Module) -> None:
 
 @contextmanager
 def adapter_disabled(model_parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Meanwhile the model computes with its own weights alone: the model that the adapters began at, for free."""
-    kept = [(module, adapter_scaling(module)) for module in adapted_modules(model_parts)]
+    """Disable adapters inside the context, which gives the base model."""
+    scalings = [(module, adapter_scaling(module)) for module in adapted_modules(model_parts)]
     try:
-        for module, _ in kept:
+        for module, _ in scalings:
             set_adapter_scaling(module, 0.0)  # x + 0 y is x, to the bit, for whatever y is finite
         yield
     finally:
-        for module, scaling in kept:
+        for module, scaling in scalings:
             set_adapter_scaling(module, scaling)

@@ -26,8 +26,8 @@ class Names(Qwen3StateDictAdapter):
 
     def __init__(self, model_config: BaseModel.Config, hf_assets_path: str | None):
         super().__init__(cast(Qwen3Model.Config, model_config), hf_assets_path)  # whatever the decoder is
-        for theirs, ours in {**_ALL, **self.layer}.items():
-            self.from_hf_map[_LAYER + theirs] = ours and f"layers.{{}}.{ours}"
+        for hf_name, titan_name in {**_ALL, **self.layer}.items():
+            self.from_hf_map[_LAYER + hf_name] = titan_name and f"layers.{{}}.{titan_name}"
 
 
 class Olmo2Names(Names):

@@ -1,4 +1,4 @@
-"""Adapters as PEFT keeps them: a directory with adapter_config.json and adapter_model.safetensors.
+"""Adapters in PEFT's format: a directory with adapter_config.json and adapter_model.safetensors.
 
 ``peft.PeftModel.from_pretrained(model, directory)`` loads what is written here. Read is what this tree can compute:
 plain LoRA of one rank, on the projections and at the scale that the configuration names.
@@ -40,7 +40,9 @@ _PLAIN: dict[str, Any] = {
 
 
 def save_adapter(tensors: dict[str, torch.Tensor], lora: LoraConfig, base: Path, out: Path) -> None:
-    """``tensors``: by their names in the model, such as ``model.layers.0.self_attn.q_proj.lora_A.weight``."""
+    """Write adapters in PEFT's format.
+
+    ``tensors``: by name in the model, such as ``model.layers.0.self_attn.q_proj.lora_A.weight``."""
     targets = sorted({name.split(".")[-3] for name in tensors})
     config = {
         **_PLAIN,
@@ -61,29 +63,30 @@ def save_adapter(tensors: dict[str, torch.Tensor], lora: LoraConfig, base: Path,
 
 
 def check_adapter(path: Path, lora: LoraConfig, targets: list[str], shapes: dict[str, tuple[int, ...]]) -> None:
-    """``targets``, ``shapes``: of the model's adapters, by Hugging Face's names. Errors: ValueError if a directory does
-    not hold just these, or wants them computed otherwise."""
+    """Check that a directory holds exactly the model's adapters, with its settings.
+
+    ``targets``, ``shapes``: of the model's adapters, by Hugging Face's names. Errors: ValueError."""
     config = read_object(path / CONFIG)
-    for key, wanted in _PLAIN.items():
-        if (found := config.get(key, wanted)) != wanted and (found or wanted):
-            raise ValueError(f"{CONFIG} has {key} = {found!r:.60}, and only {wanted!r} is computed here")
-    for ours, theirs, wanted in (("rank", "r", lora.rank), ("alpha", "lora_alpha", lora.alpha)):
-        if config.get(theirs) != wanted:
-            raise ValueError(f"{CONFIG} has {theirs} = {config.get(theirs)!r:.60}: set lora.{ours} to that")
-    found = config.get("target_modules")
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"{CONFIG} has target_modules = {found!r:.60}: give a list of names")
-    if set(found) != set(targets):
-        raise ValueError(f"{CONFIG} has target_modules = {sorted(found)}: set lora.targets to that")
+    for key, expected in _PLAIN.items():
+        if (value := config.get(key, expected)) != expected and (value or expected):
+            raise ValueError(f"{CONFIG} has {key} = {value!r:.60}, and only {expected!r} is computed here")
+    for setting, peft_key, expected in (("rank", "r", lora.rank), ("alpha", "lora_alpha", lora.alpha)):
+        if config.get(peft_key) != expected:
+            raise ValueError(f"{CONFIG} has {peft_key} = {config.get(peft_key)!r:.60}: set lora.{setting} to that")
+    value = config.get("target_modules")
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"{CONFIG} has target_modules = {value!r:.60}: give a list of names")
+    if set(value) != set(targets):
+        raise ValueError(f"{CONFIG} has target_modules = {sorted(value)}: set lora.targets to that")
     _check_tensors(path, shapes)
 
 
 def _check_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     stored = {name: tensor.shape for name, tensor in read_header(path / WEIGHTS).items()}
-    wanted = {_PREFIX + name: shape for name, shape in shapes.items()}
-    for name in sorted(stored.keys() ^ wanted.keys()):
+    expected = {_PREFIX + name: shape for name, shape in shapes.items()}
+    for name in sorted(stored.keys() ^ expected.keys()):
         raise ValueError(f"{WEIGHTS} {'has' if name in stored else 'lacks'} {name}: it is another model's")
-    for name, shape in wanted.items():
+    for name, shape in expected.items():
         if stored[name] != shape:
             raise ValueError(f"{name} is {stored[name]} in {WEIGHTS}, and should be {shape}")
 

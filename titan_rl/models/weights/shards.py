@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to a box of a weight: ``scale * b @ a`` (arXiv 2106.09685, section 4.1)."""
+    """Adapter's product on a box of a weight: ``scale * b @ a`` (arXiv 2106.09685, section 4.1)."""
 
     b: torch.Tensor
     """[the box's rows, rank]"""
@@ -33,7 +33,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Shard:
-    """A box of one Hugging Face tensor that this rank holds."""
+    """Box of one Hugging Face tensor on this rank."""
 
     name: str
     """As in the checkpoint files, e.g. ``model.layers.0.mlp.experts.3.gate_proj.weight``."""
@@ -47,7 +47,7 @@ class Shard:
     """What the model adds to them where it computes with them."""
 
     def merged(self, part: tuple[slice, ...] | None = None) -> torch.Tensor:
-        """The values that the model computes with, adapter included, of a part of the box (None: of all of it)."""
+        """Weights with the adapter merged, of a part of the box (None: all of it)."""
         part = part or tuple(slice(0, n) for n in self.tensor.shape)
         if (added := self.low_rank) is None:
             return self.tensor[part]
@@ -131,7 +131,7 @@ def _boxes(template: str, parameter: torch.Tensor) -> list[Shard]:
 
 
 def local_shards(spec: ModelSpec, model_parts: list[torch.nn.Module], *, adapters: bool = False) -> list[Shard]:
-    """All boxes of this rank: a tied tensor once, empty parts not at all, a replica on each rank that has one.
+    """Boxes of this rank: tied tensors once, empty parts left out, replicas on each rank.
 
     ``adapters``: those of adapters, instead of those of the model's own weights.
     """
@@ -144,7 +144,7 @@ def local_shards(spec: ModelSpec, model_parts: list[torch.nn.Module], *, adapter
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor that a directory of such a model holds, by Hugging Face name; a tied copy is left out.
+    """Shapes of all tensors of a model's directory, by Hugging Face name, without tied copies.
 
     Nothing is read, and no memory is needed.
     """

@@ -1,4 +1,4 @@
-"""The process group of one role's ranks: met at a rendezvous, and left at once by a rank that fails."""
+"""Process group of one role's ranks: joined at a rendezvous, left at once by a rank that fails."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,12 +13,14 @@ from titan_rl.mesh.supervision.abort_collectives import begin_anew, check_peers,
 from titan_rl.models.device import DEVICE_TYPE, local_device
 
 _leaving: list[Callable[[], None]] = []
-"""What goes with the group of this process, as torch keeps that one: one for a process."""
+"""Callbacks at the exit of this process's group; torch keeps one group a process."""
 
 
 def join_group(rank: int, world_size: int, rendezvous: str, seconds: float, ranks_before: int = 0) -> None:
-    """Meet the other ranks, in the place of those met before. ``rendezvous``: a new one (mesh/resources/rendezvous.py);
-    ``seconds``: of any collective; ``ranks_before``: of another group, which take the first devices."""
+    """Join a new process group, after leaving the previous one.
+
+    ``rendezvous``: a new one (mesh/resources/rendezvous.py); ``seconds``: of any collective; ``ranks_before``: of
+    another group, which take the first devices."""
     leave_group()
     begin_anew()
     guard_gloo()
@@ -33,13 +35,13 @@ def join_group(rank: int, world_size: int, rendezvous: str, seconds: float, rank
     )
 
 
-def on_leaving(close: Callable[[], None]) -> None:
-    """Have this called when the group is left."""
+def on_group_exit(close: Callable[[], None]) -> None:
+    """Register a callback for the group's exit."""
     _leaving.append(close)
 
 
 def leave_group() -> None:
-    """If there is one."""
+    """Leave the process group, if there is one."""
     while _leaving:
         with suppress(Exception):  # it is as good as gone
             _leaving.pop()()
@@ -48,9 +50,10 @@ def leave_group() -> None:
 
 
 @contextmanager
-def peers_are_told() -> Iterator[None]:
-    """A rank that fails leaves the process group at once, or peers with no direct link to it would wait on. It has
-    failed, too, if a peer died and collectives were ended for that. Errors: PeerGone."""
+def leave_group_on_error() -> Iterator[None]:
+    """Leave the process group on an error inside the context, so that peers without a direct link do not wait.
+
+    Errors: PeerGone if a peer died and collectives were aborted."""
     try:
         yield
         check_peers()

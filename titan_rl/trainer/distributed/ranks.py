@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 def parallel_dims(parallelism: ParallelismConfig) -> ParallelDims:
-    """Of the ranks that are up, which must be as many as it wants."""
+    """Device meshes of a layout; the world size must match it."""
     dist_utils.set_spmd_backend(parallelism.spmd_backend)
     return ParallelDims.from_config(parallelism, dist.get_world_size())
 
 
 def is_first_of_rows(dims: ParallelDims) -> bool:
-    """Of tensor-parallel ranks, which all have the same rows, one speaks for them."""
+    """Whether this rank is the first of its tensor-parallel ranks, which share their rows."""
     mesh = dims.get_optional_mesh("tp")
     return mesh is None or mesh.get_local_rank() == 0
 
 
 def clipped_gradient_norm(model_parts: Iterable[nn.Module], max_norm: float, parallel_dims: ParallelDims) -> float:
-    """Of all ranks' gradients, which are then clipped to ``max_norm``."""
+    """Norm of all ranks' gradients; clips them to ``max_norm``."""
     norm = dist_utils.clip_grad_norm_(
         [parameter for part in model_parts for parameter in part.parameters()],
         max_norm,
@@ -42,7 +42,7 @@ def clipped_gradient_norm(model_parts: Iterable[nn.Module], max_norm: float, par
 
 
 def is_finite_everywhere(value: float, on: torch.device) -> bool:
-    """Whether it is on all ranks: the same answer on each."""
+    """Whether a value is finite on all ranks; the same answer on each."""
     bad = torch.tensor([0.0 if math.isfinite(value) else 1.0], device=on)
     if dist.get_world_size() > 1:
         dist.all_reduce(bad)
@@ -50,26 +50,26 @@ def is_finite_everywhere(value: float, on: torch.device) -> bool:
 
 
 def is_alone() -> bool:
-    """Whether there is no other rank."""
+    """Whether the world has one rank."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def rank() -> int:
-    """This one's, among all."""
+    """Global rank; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def anywhere(flags: list[bool], on: torch.device) -> list[bool]:
-    """Of each, whether it is so on any rank. All ranks have as many."""
+    """Logical or of each flag over all ranks, which pass lists of one length."""
     if is_alone():
         return flags
-    found = torch.tensor(flags, dtype=torch.int32, device=on)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return [bool(flag) for flag in found.tolist()]
+    reduced_flags = torch.tensor(flags, dtype=torch.int32, device=on)
+    dist.all_reduce(reduced_flags, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in reduced_flags.tolist()]
 
 
 def gathered(value: T) -> list[T]:
-    """Every rank's, in their order; anything that pickles."""
+    """Values of all ranks, in rank order; anything that pickles."""
     if is_alone():
         return [value]
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -78,7 +78,7 @@ def gathered(value: T) -> list[T]:
 
 
 def sum_over_ranks(totals: dict[str, torch.Tensor], *, is_counted: bool) -> dict[str, float]:
-    """``is_counted``: whether this rank's are; of ranks that have the same rows, one must be."""
+    """Sums over ranks. ``is_counted``: true on one rank of each set that shares its rows."""
     sums = torch.stack(list(totals.values()))
     if not is_counted:
         sums.zero_()
@@ -88,7 +88,7 @@ def sum_over_ranks(totals: dict[str, torch.Tensor], *, is_counted: bool) -> dict
 
 
 def reduced(totals: dict[str, torch.Tensor], *, is_counted: bool) -> dict[str, float]:
-    """Sums of all ranks, as ``sum_over_ranks``; ``agreement_max``, a maximum, travels apart from them."""
+    """Sums over ranks as in ``sum_over_ranks``, and the maximum ``agreement_max``."""
     largest = totals.pop("agreement_max").reshape(1)
     sums = sum_over_ranks(totals, is_counted=is_counted)
     if dist.get_world_size() > 1:

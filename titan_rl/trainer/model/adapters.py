@@ -31,14 +31,14 @@ _Box = tuple[str, _Shape, _Shape, _Shape]
 
 
 class Adapters:
-    """Those of a rank's part of the model. The process group must be up, and all ranks make theirs together."""
+    """LoRA adapters of a rank's part of the model; all ranks create them together."""
 
     def __init__(
         self, spec: ModelSpec, model_parts: list[nn.Module], lora: LoraConfig, path: Path, device: torch.device
     ):
-        """``path``: the directory of the weights that they are added to."""
+        """``path``: directory of the base weights."""
         self.base = base_digest(path)
-        """Which weights these are."""
+        """Digest of the base weights."""
         self.lora, self.model_parts, self.device = lora, model_parts, device
         self.shards = local_shards(spec, model_parts, adapters=True)
         self._b = {shard.name.removesuffix(_B): shard for shard in self.shards if shard.name.endswith(_B)}
@@ -46,8 +46,10 @@ class Adapters:
 
     @torch.no_grad()
     def begin(self, seed: int) -> None:
-        """With values that change nothing yet: B is zero, and A is drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)) by
-        its name, so that every layout begins alike. Or with the adapter that ``lora.adapter`` names."""
+        """Initialize the adapters, or load ``lora.adapter``.
+
+        B is zero; A is drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)), seeded by its name, so that all layouts start
+        equal."""
         if self.lora.adapter:
             load_adapter(self.shards, self.lora.adapter)
         for shard in self.shards if not self.lora.adapter else ():
@@ -61,11 +63,11 @@ class Adapters:
         self.refresh()
 
     def refresh(self) -> None:
-        """After the adapters changed, whatever changed them. All ranks call this together."""
+        """Refresh the gathered A matrices after a change; all ranks call it."""
         self._a.refresh(self.device)
 
     def merged(self, shards: list[Shard]) -> list[Shard]:
-        """The weights' boxes, which now know what the adapters add to them; they stay current."""
+        """Boxes of the weights with their adapters' product; they stay current."""
         return [self._merged(shard) for shard in shards]
 
     def _merged(self, shard: Shard) -> Shard:
@@ -79,12 +81,12 @@ class Adapters:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Meanwhile the model computes without them."""
+        """Disable the adapters inside the context."""
         with adapter_disabled(self.model_parts):
             yield
 
     def save(self, base: Path, out: Path) -> None:
-        """As PEFT does; ``base``: the model that it belongs to. All ranks call; rank 0 writes."""
+        """Write the adapters in PEFT's format; all ranks call, rank 0 writes. ``base``: the base model."""
         dtypes = {shard.name: torch.float32 for shard in self.shards}
         everything = gather_whole(self.shards, dtypes, self.device)
         tensors = {name: tensor for name, tensor in everything if tensor is not None}
@@ -95,8 +97,8 @@ class Adapters:
 class _Whole:
     """Whole copies of tensors of which each rank has a box, brought up to date by one collective."""
 
-    def __init__(self, boxes: list[Shard], wanted: set[str]):
-        """``wanted``: names of those that this rank wants whole, whether it has a box of them or not."""
+    def __init__(self, boxes: list[Shard], names: set[str]):
+        """``names``: tensors to gather whole on this rank."""
         self._boxes = boxes
         self._alone = dist.get_world_size() == 1
         self._everyone: list[list[_Box]] = []
@@ -106,9 +108,11 @@ class _Whole:
             return
         self._everyone = gathered([(box.name, box.start, tuple(box.tensor.shape), box.shape) for box in boxes])
         device = boxes[0].tensor.device if boxes else torch.device("cpu")
-        shapes = {name: shape for theirs in self._everyone for name, _, _, shape in theirs if name in wanted}
+        shapes = {
+            name: shape for boxes_of_rank in self._everyone for name, _, _, shape in boxes_of_rank if name in names
+        }
         self.tensors = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
-        counts = [sum(math.prod(size) for _, _, size, _ in theirs) for theirs in self._everyone]
+        counts = [sum(math.prod(size) for _, _, size, _ in boxes_of_rank) for boxes_of_rank in self._everyone]
         self._longest = max(counts)
 
     @torch.no_grad()
@@ -121,8 +125,8 @@ class _Whole:
             mine[: len(values)] = values
         gathered = [torch.empty_like(mine) for _ in self._everyone]
         dist.all_gather(gathered, mine)
-        for theirs, values in zip(self._everyone, gathered, strict=True):
-            self._take(theirs, values)
+        for boxes, values in zip(self._everyone, gathered, strict=True):
+            self._take(boxes, values)
 
     def _take(self, boxes: list[_Box], values: torch.Tensor) -> None:
         first = 0

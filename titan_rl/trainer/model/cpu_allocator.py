@@ -1,4 +1,4 @@
-"""Memory that a process keeps although nothing is in it.
+"""Free memory that a process's allocator keeps, and its release.
 
 A CPU's trainer keeps what it frees (mesh/resources/cores.py): giving it back and faulting it in again would cost a
 quarter of a step. But rows of ever new lengths scatter what is free, so that a step of SmolLM2 took some 100 MiB more
@@ -17,25 +17,24 @@ _MOST_GROWTH = 2**30
 """Bytes, from one time that all is given back to the next: at 100 MiB a step, that is done in one step of ten."""
 
 
-class Heap:
-    """Of this process: bounded, if it is told of every step's end."""
+class CpuAllocator:
+    """Bound on the process's free memory; ``end_step`` follows each step."""
 
     def __init__(self) -> None:
         self._before: int | None = None
-        """Bytes that were held after the first step since all was given back."""
+        """Private bytes after the first step since the last release."""
 
     def end_step(self) -> None:
-        held = _private_bytes()
+        private_bytes = _private_bytes()
         if self._before is None:
-            self._before = held
-        elif held > self._before + _MOST_GROWTH:
+            self._before = private_bytes
+        elif private_bytes > self._before + _MOST_GROWTH:
             give_back()
             self._before = None
 
 
 def release() -> None:
-    """What nobody refers to any more, models included: they are full of circles. On a GPU all that is free of it is
-    given back, since what comes next may be cut otherwise."""
+    """Collect unreferenced objects (models have reference cycles), and empty the GPU's cache."""
     gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()

@@ -1,4 +1,4 @@
-"""Whether a step done again comes to the same bits, and what makes it so on a GPU (``[debug] deterministic``).
+"""Bitwise reproducibility of a repeated step, and its settings on a GPU (``[debug] deterministic``).
 
 A CPU adds up in one order. A GPU's libraries and kernels do so only where they are asked to: gradients of gathered rows
 and of attention are added up in the order in which threads arrive, cuBLAS shares work memory among streams, and a
@@ -16,7 +16,7 @@ from titan_rl.compat.torch.compiling import set_compiler_determinism
 from titan_rl.kernels import linear_logprob
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
 
 _WORKSPACE = ":4096:8"
 """Of cuBLAS: eight buffers of 4 MiB for each stream; torch refuses to multiply without one of the two fixed sizes."""
@@ -24,29 +24,29 @@ _TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
 """By what the trainer computes in: how far a repeated step may be off where additions have no fixed order."""
 
 
-def set_determinism(wanted: bool, device: torch.device) -> None:
-    """Of this process, before it has multiplied anything on its GPU. On a CPU nothing changes.
+def set_determinism(enabled: bool, device: torch.device) -> None:
+    """Set deterministic algorithms, before the first product on a GPU; no effect on a CPU.
 
     An operation that has no deterministic form then raises RuntimeError, which names it. torch's own switch makes
     attention add up in one order, too, and rules out the forms that cannot.
     """
     if device.type == "cpu":
         return
-    if wanted:
+    if enabled:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = _WORKSPACE
-    torch.use_deterministic_algorithms(wanted)
-    torch.backends.cudnn.deterministic = wanted
+    torch.use_deterministic_algorithms(enabled)
+    torch.backends.cudnn.deterministic = enabled
     torch.backends.cudnn.benchmark = False
     # what is given out uninitialized is never read here: filling it would cost a pass and find nothing
     # (a checker does not see the attribute: torch makes it by replacing the module's class)
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    set_compiler_determinism(wanted)  # compiled kernels are chosen by the clock, too
-    linear_logprob.tune_by_the_clock(not wanted)
+    set_compiler_determinism(enabled)  # compiled kernels are chosen by the clock, too
+    linear_logprob.tune_by_the_clock(not enabled)
 
 
 @dataclass(frozen=True)
-class TrainedOn:
-    """What a trainer rank computes on."""
+class RankPlatform:
+    """Device, determinism and torch version of a trainer rank."""
 
     device: str
     """``cpu``, or a GPU's name."""
@@ -56,18 +56,18 @@ class TrainedOn:
 
     @property
     def repeats(self) -> bool:
-        """Whether a step done again there comes to the same bits."""
+        """Whether a repeated step is bitwise equal."""
         return self.device == "cpu" or self.deterministic
 
 
-def trained_on(learner: "Side") -> TrainedOn:
-    """Of a rank's learner: what a controller has it asked (``examine`` of actors/trainer.py)."""
+def rank_platform(learner: "TrainerRank") -> RankPlatform:
+    """Platform of a rank's learner; the controller reads it by ``examine`` (actors/trainer.py)."""
     name = "cpu" if learner.device.type == "cpu" else torch.cuda.get_device_name(learner.device)
-    return TrainedOn(name, learner.titan.debug.deterministic, torch.__version__)
+    return RankPlatform(name, learner.titan.debug.deterministic, torch.__version__)
 
 
-def tolerance(places: list[TrainedOn], dtype: str) -> float:
-    """How far apart, relatively, the same step may come out that was done on each of these; 0: not by a bit.
+def tolerance(places: list[RankPlatform], dtype: str) -> float:
+    """Relative tolerance between results of one step on several platforms; 0: bitwise equal.
 
     ``dtype``: ``training.mixed_precision_param``. Two kinds of device are two orders of addition.
     """
@@ -77,8 +77,10 @@ def tolerance(places: list[TrainedOn], dtype: str) -> float:
 
 
 def is_equal(new: float | None, old: float | None, within: float, of_order: float = 0.0) -> bool:
-    """Two measurements of one number, None or NaN where there was none. ``within``: relatively, and of numbers of an
-    order of magnitude that they fall below only where they cancel, of that: losses are of the order of one."""
+    """Whether two measurements agree; None or NaN equals only itself.
+
+    ``within``: relative tolerance; ``of_order``: smallest magnitude that it is relative to, for values that may cancel
+    (losses: 1)."""
     if new is None or old is None:
         return new is old
     if math.isnan(new) or math.isnan(old):

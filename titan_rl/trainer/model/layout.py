@@ -1,5 +1,4 @@
-"""Whether a model can be spread over trainer ranks as ``[parallelism]`` says, and compiled: checked before any process
-starts."""
+"""Checks of ``[parallelism]`` and ``[compile]`` against a model, before any process starts."""
 
 from math import ceil
 
@@ -19,7 +18,7 @@ from titan_rl.trainer.titan_config import TitanConfig
 
 
 def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
-    """Errors: ConfigError with the reason and what to change."""
+    """Check a layout against a model. Errors: ConfigError with the reason and what to change."""
     experts = getattr(hf, "num_experts", 0)
     if parallelism.tensor_parallel_degree > 1:
         _check_tensor_parallel(hf, parallelism, experts)
@@ -35,8 +34,10 @@ def check_compile(
     *,
     on_cpu: bool | None = None,
 ) -> None:
-    """``on_cpu``: whether the run is; None: as here. Errors: ConfigError for a model that ``[compile]`` cannot compile
-    on this machine's devices; what GPUs elsewhere can compile is told there."""
+    """Check that ``[compile]`` can compile a model on this machine's devices.
+
+    ``on_cpu``: whether the run is on a CPU; None: as this process. Errors: ConfigError; GPUs of other hosts are checked
+    there."""
     here_on_cpu = device.DEVICE_TYPE == "cpu"
     if titan.compile.enable and (here_on_cpu if on_cpu is None else on_cpu):
         raise ConfigError("compile.enable needs an accelerator: packed rows change length at every step on a CPU")
@@ -85,24 +86,24 @@ def _check_pipeline(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> Non
             f"last stage would share: use a model with tie_word_embeddings = false, or other kinds of parallelism"
         )
     stages = stage_modules(parallelism, hf.num_hidden_layers)
-    given = parallelism.module_fqns_per_model_part
+    per_stage = parallelism.module_fqns_per_model_part
     expected = ["tok_embeddings", *(f"layers.{layer}" for layer in range(hf.num_hidden_layers)), "norm", "lm_head"]
-    if given is not None and sum(given, []) != expected:
+    if per_stage is not None and sum(per_stage, []) != expected:
         raise ConfigError(
             "parallelism.module_fqns_per_model_part must hold tok_embeddings, every layers.N, norm and lm_head once "
             "and in this order: correct it, or leave it out"
         )
     several = parallelism.pipeline_parallel_schedule != "1F1B"
     if len(stages) % degree or (len(stages) > degree) != several:
-        wanted = f"a multiple of {degree} above {degree}" if several else f"{degree}"
+        num_stages = f"a multiple of {degree} above {degree}" if several else f"{degree}"
         raise ConfigError(
-            f"parallelism.pipeline_parallel_schedule = {parallelism.pipeline_parallel_schedule!r} wants {wanted} "
+            f"parallelism.pipeline_parallel_schedule = {parallelism.pipeline_parallel_schedule!r} wants {num_stages} "
             f"stages, but there are {len(stages)}: change pipeline_parallel_layers_per_stage, or leave it out"
         )
 
 
 def stage_modules(parallelism: ParallelismConfig, num_layers: int) -> list[list[str]]:
-    """TorchTitan's names of the modules in each pipeline stage. Errors: ConfigError if they cannot be cut so."""
+    """Module names of each pipeline stage. Errors: ConfigError if the model cannot be split so."""
     if parallelism.module_fqns_per_model_part is not None:
         return parallelism.module_fqns_per_model_part
     first, last = (

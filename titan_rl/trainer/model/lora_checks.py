@@ -1,6 +1,4 @@
-"""Whether a model can be trained as ``[lora]`` says, checked before any process starts. Nothing is sharded, and memory
-is needed for names and shapes alone.
-"""
+"""Checks of ``[lora]`` against a model, from names and shapes, before any process starts."""
 
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from titan_rl.trainer.titan_limits import check_patterns
 
 
 def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family: Family | None) -> None:
-    """Errors: ConfigError with the reason and what to change."""
+    """Check ``[lora]`` against a model. Errors: ConfigError with the reason and what to change."""
     try:
         targets = targets_of(spec_of(hf, "", family), config.lora)
     except ValueError as error:

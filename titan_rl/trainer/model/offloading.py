@@ -1,4 +1,4 @@
-"""A rank's memory while generators have its device: moments lie on the host, gradients and activations nowhere.
+"""Offloading of a rank's moments to the host while generators have its device.
 
 Weights stay, since they are what is sent. On a CPU, device and host are the same memory, and what is trained already
 lies where snapshots are kept: only what is free is given back.
@@ -9,32 +9,33 @@ from typing import TYPE_CHECKING
 import torch
 
 from titan_rl.mesh.resources.released_memory import give_back
-from titan_rl.trainer.model.parameter_memory import Held, held_by, is_moment
+from titan_rl.trainer.model.parameter_memory import TrainedTensor, is_moment, trained_tensors
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
 
 
-def offload(learner: "Side") -> list[Held]:
-    """What was moved to the host, for ``onload``. Nobody may be copying the state."""
+def offload(learner: "TrainerRank") -> list[TrainedTensor]:
+    """Move moments to the host; returns them for ``onload``. No copy of the state may be under way."""
     moved = [] if learner.device.type == "cpu" else moments_of(learner)
-    for held in moved:
-        move(held, torch.device("cpu"))
+    for tensor in moved:
+        move(tensor, torch.device("cpu"))
     give_back()
     return moved
 
 
-def onload(learner: "Side", moved: list[Held]) -> None:
-    for held in moved:
-        move(held, learner.device)
+def onload(learner: "TrainerRank", moved: list[TrainedTensor]) -> None:
+    """Move offloaded moments back to the device."""
+    for tensor in moved:
+        move(tensor, learner.device)
 
 
-def moments_of(learner: "Side") -> list[Held]:
-    """Those that have any values on this rank."""
-    return [held for held in held_by(learner) if is_moment(held) and held.memory.nbytes]
+def moments_of(learner: "TrainerRank") -> list[TrainedTensor]:
+    """Moments with values on this rank."""
+    return [tensor for tensor in trained_tensors(learner) if is_moment(tensor) and tensor.memory.nbytes]
 
 
-def move(held: Held, device: torch.device) -> None:
-    """Pinned where it comes from a GPU."""
-    before = held.memory
-    held.move(torch.empty_like(before, device=device, pin_memory=before.device.type == "cuda"))
+def move(tensor: TrainedTensor, device: torch.device) -> None:
+    """Move a tensor to a device; pinned if it comes from a GPU."""
+    before = tensor.memory
+    tensor.move(torch.empty_like(before, device=device, pin_memory=before.device.type == "cuda"))

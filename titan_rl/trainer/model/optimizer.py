@@ -21,20 +21,21 @@ _SFT_WARMUP_STEPS = 10
 def build_optimizer(
     titan: TitanConfig, model_parts: list[nn.Module], num_updates: int
 ) -> tuple[OptimizersContainer, LRSchedulersContainer]:
-    """As the TOML says; the schedule counts updates, of which a step may make several. After its last one it stays
-    where it is, where TorchTitan's would fall below 0 or rise again."""
+    """Optimizer and schedule of the TOML; the schedule counts updates.
+
+    After its last update the rate stays, where TorchTitan's would fall below 0 or rise again."""
     optimizer = titan.optimizer.build(model_parts=model_parts)
-    for one in optimizer.optimizers:
-        begin_moments(one)
+    for part in optimizer.optimizers:
+        begin_moments(part)
     return optimizer, _build_schedule(titan, optimizer, num_updates)
 
 
 def _build_schedule(titan: TitanConfig, optimizer: OptimizersContainer, num_updates: int) -> LRSchedulersContainer:
     schedule = titan.lr_scheduler.build(optimizers=optimizer, training_steps=num_updates)
     last = (titan.lr_scheduler.total_steps or num_updates) - 1
-    for one in schedule.schedulers:
-        assert isinstance(one, LambdaLR), "TorchTitan has no other kind"
-        one.lr_lambdas = [partial(_until, last, factor) for factor in one.lr_lambdas]
+    for scheduler in schedule.schedulers:
+        assert isinstance(scheduler, LambdaLR), "TorchTitan has no other kind"
+        scheduler.lr_lambdas = [partial(_until, last, factor) for factor in scheduler.lr_lambdas]
     return schedule
 
 
@@ -50,34 +51,33 @@ def set_optimizer(
     model_parts: list[nn.Module],
     num_updates: int,
 ) -> None:
-    """Settings as the TOML says now, of the same groups of parameters; moments and the count of updates stay."""
-    wanted = titan.optimizer.build(model_parts=model_parts)
-    schedule = _build_schedule(titan, wanted, num_updates)
-    for one, other in zip(optimizer.optimizers, wanted.optimizers, strict=True):
-        for group, kept in zip(one.param_groups, other.param_groups, strict=True):
-            group.update(_settings(kept))
-    for one, other in zip(scheduler.schedulers, schedule.schedulers, strict=True):
-        assert isinstance(one, LambdaLR) and isinstance(other, LambdaLR), "TorchTitan has no other kind"
-        one.lr_lambdas, one.base_lrs = other.lr_lambdas, other.base_lrs
+    """Apply changed settings to the same parameter groups; moments and update counts stay."""
+    target = titan.optimizer.build(model_parts=model_parts)
+    schedule = _build_schedule(titan, target, num_updates)
+    for current, other in zip(optimizer.optimizers, target.optimizers, strict=True):
+        for group, settings in zip(current.param_groups, other.param_groups, strict=True):
+            group.update(_settings(settings))
+    for current, other in zip(scheduler.schedulers, schedule.schedulers, strict=True):
+        assert isinstance(current, LambdaLR) and isinstance(other, LambdaLR), "TorchTitan has no other kind"
+        current.lr_lambdas, current.base_lrs = other.lr_lambdas, other.base_lrs
     load_schedule(scheduler, scheduler.state_dict())
 
 
 def load_optimizer(optimizer: OptimizersContainer, scheduler: LRSchedulersContainer, states: dict) -> None:
-    """What they had come to, by "optimizer" and "scheduler"; settings are those that they were built with, which may be
-    other ones now."""
-    settings = [[_settings(group) for group in one.param_groups] for one in optimizer.optimizers]
+    """Load the states "optimizer" and "scheduler"; settings stay those of the present TOML."""
+    settings = [[_settings(group) for group in part.param_groups] for part in optimizer.optimizers]
     optimizer.load_state_dict(states["optimizer"])
-    for one, groups in zip(optimizer.optimizers, settings, strict=True):
-        for group, kept in zip(one.param_groups, groups, strict=True):
-            group.update(kept)
+    for part, groups in zip(optimizer.optimizers, settings, strict=True):
+        for group, group_settings in zip(part.param_groups, groups, strict=True):
+            group.update(group_settings)
     load_schedule(scheduler, states["scheduler"])
 
 
 def load_schedule(scheduler: LRSchedulersContainer, state: dict) -> None:
-    """The next update is made at the learning rate of its place in the schedule."""
+    """Load a schedule's state, and set the learning rate of its place."""
     scheduler.load_state_dict(state)
-    for one in scheduler.schedulers:
-        for group, rate in zip(one.optimizer.param_groups, one.get_last_lr(), strict=True):
+    for part in scheduler.schedulers:
+        for group, rate in zip(part.optimizer.param_groups, part.get_last_lr(), strict=True):
             group["lr"] = rate
 
 
@@ -88,7 +88,7 @@ def _settings(group: dict) -> dict:
 def build_sft_optimizer(
     model_parts: list[nn.Module], lr: float, num_steps: int
 ) -> tuple[OptimizersContainer, LRSchedulersContainer]:
-    """AdamW with a learning rate that rises at first and decays linearly to the end."""
+    """AdamW with linear warmup and decay, for ``num_steps`` supervised steps."""
     optimizer = adamw(lr=lr).build(model_parts=model_parts)
     schedule = LRSchedulersContainer.Config(warmup_steps=min(_SFT_WARMUP_STEPS, num_steps))
     return optimizer, schedule.build(optimizers=optimizer, training_steps=num_steps)
@@ -96,7 +96,7 @@ def build_sft_optimizer(
 
 @torch.no_grad()
 def begin_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Zero moments and count, as AdamW would make them at its first step.
+    """Initialize moments and step count to zero, as AdamW does at its first step.
 
     Left to that step, a checkpoint before it would make them, by an empty step of its own, which counts: the first
     real update then came out 0.735 times as large (torch.distributed.checkpoint's ``_init_optim_state``).

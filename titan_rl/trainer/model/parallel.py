@@ -1,4 +1,4 @@
-"""Builds this rank's part of a sharded model from its spec, with TorchTitan's own functions."""
+"""Construction of a rank's part of a sharded model from its spec, by TorchTitan."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from torchtitan.protocols.module import Module
 from titan_rl.compat.torch.pipelining import stages_of
 from titan_rl.models.compiling import allow_graphs
 from titan_rl.models.spec import apply_parallelism
-from titan_rl.models.weights.lora import draw_nothing
+from titan_rl.models.weights.lora import skip_adapter_init
 from titan_rl.models.weights.shards import decoder_of
 from titan_rl.trainer.model.determinism import set_determinism
 from titan_rl.trainer.model.layout import stage_modules
@@ -32,7 +32,7 @@ def parallel_model(
     apply_parallelism(spec, titan.parallelism, titan.training)
     with torch.device("meta"):
         model = spec.model.build()
-    draw_nothing(model)
+    skip_adapter_init(model)
     if titan.compile.enable:
         allow_graphs()
     common: dict[str, Any] = dict(

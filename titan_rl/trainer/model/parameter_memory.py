@@ -1,4 +1,4 @@
-"""Where the weights and moments of a rank lie, under DTensor and FSDP2, and how they come to lie elsewhere."""
+"""Memory of a rank's weights and moments under DTensor and FSDP2, and its relocation."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from titan_rl.compat.torch.fsdp import ShardedParameter, padded_memory, set_padd
 from titan_rl.compat.torch.sharding import local_memory, set_local_memory
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's."""
 
 
 @dataclass(frozen=True)
-class Held(ABC):
-    """One tensor of what a rank trains: a parameter, or a moment of one."""
+class TrainedTensor(ABC):
+    """Parameter of a rank, or a moment of one."""
 
     optimizer: torch.optim.Optimizer
     parameter: torch.nn.Parameter
@@ -33,11 +33,11 @@ class Held(ABC):
 
     @abstractmethod
     def move(self, memory: torch.Tensor) -> None:
-        """They lie here from now on; ``memory`` has their shape and dtype."""
+        """Move the values into ``memory``, which has their shape and dtype."""
 
 
 @dataclass(frozen=True)
-class _Weight(Held):
+class _Weight(TrainedTensor):
     sharded: ShardedParameter | None
     """FSDP2's own record of the parameter, which keeps its memory with its padding; None where there is none."""
 
@@ -62,7 +62,7 @@ class _Weight(Held):
 
 
 @dataclass(frozen=True)
-class _Moment(Held):
+class _Moment(TrainedTensor):
     name: str
 
     @property
@@ -79,33 +79,35 @@ class _Moment(Held):
             state[self.name] = memory
 
 
-def is_moment(held: Held) -> bool:
-    return isinstance(held, _Moment)
+def is_moment(tensor: TrainedTensor) -> bool:
+    return isinstance(tensor, _Moment)
 
 
-def held_by(learner: "Side") -> list[Held]:
-    """All that an update changes, in an order that all processes of a rank agree on."""
-    sharded = {id(one.sharded_param): one for one in _sharded_parameters(learner)}
+def trained_tensors(learner: "TrainerRank") -> list[TrainedTensor]:
+    """Parameters and moments of a rank, in an order that does not depend on the process."""
+    sharded = {
+        id(parameter_record.sharded_param): parameter_record for parameter_record in _sharded_parameters(learner)
+    }
     return [
-        held
+        tensor
         for optimizer in learner.optimizers()
         for group in optimizer.param_groups
         for parameter in group["params"]
-        for held in (
+        for tensor in (
             _Weight(optimizer, parameter, sharded.get(id(parameter))),
             *(_Moment(optimizer, parameter, name) for name in _MOMENTS),
         )
     ]
 
 
-def _sharded_parameters(learner: "Side") -> list[ShardedParameter]:
+def _sharded_parameters(learner: "TrainerRank") -> list[ShardedParameter]:
     return [
-        one
+        parameter
         for model in learner.learning().values()
         for part in model.model_parts
         for module in part.modules()
         if isinstance(module, FSDPModule)
-        for one in sharded_parameters(module)
+        for parameter in sharded_parameters(module)
     ]
 
 

@@ -18,6 +18,8 @@ from titan_rl.compat.torch.pipelining import step_microbatches
 
 
 class Pipeline:
+    """Pipeline stages of a rank, run by PyTorch's schedules."""
+
     def __init__(
         self,
         modules: dict[int, torch.nn.Module],
@@ -71,7 +73,9 @@ class Pipeline:
     def forward(
         self, tokens_BL: torch.Tensor, keywords: dict, hidden_shape: tuple[int, int, int]
     ) -> torch.Tensor | None:
-        """One row through all stages, without a gradient: what the last of them gives, None on ranks without it."""
+        """Forward pass of one row through all stages, without a gradient.
+
+        Returns the last stage's output, None on ranks without it."""
         degree, rank, output = self.group.size(), self.group.rank(), None
         for index in sorted(self.modules):  # stage s is on rank s modulo their number
             inputs = tokens_BL if index == 0 else output
@@ -90,7 +94,7 @@ class Pipeline:
         hidden_shape: tuple[int, int, int],
         loss: Callable[[torch.Tensor, int], torch.Tensor],
     ) -> None:
-        """Add up the gradients of all microbatches, whose tokens [B, L] must have one shape."""
+        """Accumulate the gradients of microbatches, whose tokens [B, L] must have one shape."""
         key = (len(tokens), tokens[0].shape)
         if self._built is None or self._built[0] != key:
             self._built = key, *self._build(tokens[0], hidden_shape, len(tokens))

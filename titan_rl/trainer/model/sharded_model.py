@@ -30,7 +30,7 @@ from titan_rl.models.weights.hf_weights import export_dtypes, load_hf, save_hf
 from titan_rl.models.weights.shards import Shard, decoder_of, local_shards
 from titan_rl.trainer.model.adapters import Adapters
 from titan_rl.trainer.model.parallel import parallel_model
-from titan_rl.trainer.model.unsharded import LoneRank, is_lone
+from titan_rl.trainer.model.unsharded import UnshardedModel, can_be_unsharded
 from titan_rl.trainer.titan_config import TitanConfig
 
 Columns = dict[str, torch.Tensor]
@@ -46,7 +46,7 @@ def _implementation(kernel: Kernel, device: torch.device) -> Literal["reference"
 
 
 class ShardedModel:
-    """The process group must be up; all its ranks make one together, and call each method together."""
+    """Rank's part of a model; all ranks of the process group call each method together."""
 
     def __init__(
         self,
@@ -59,8 +59,7 @@ class ShardedModel:
         temperature: float,
         kernel: Kernel,
     ):
-        """``path``: the directory that it starts from. ``temperature``: of the distribution whose log-probabilities
-        are wanted. ``kernel``: ``model.kernel``."""
+        """``path``: directory of the weights. ``temperature``: of the log-probabilities."""
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
         self.temperature = temperature
         self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
@@ -68,20 +67,22 @@ class ShardedModel:
             decoder_of(spec), device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
         )
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
-        self.lone = LoneRank(spec, titan, self.parts[0]) if is_lone(titan, parallel_dims, device) else None
+        self.unsharded = (
+            UnshardedModel(spec, titan, self.parts[0]) if can_be_unsharded(titan, parallel_dims, device) else None
+        )
         self.adapters: Adapters | None = None
         self.load(path)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
 
     def adapt(self, lora: LoraConfig, seed: int) -> None:
-        """From now on the adapters that the spec has (models/weights/lora.py) are part of the model."""
+        """Initialize the spec's LoRA adapters (models/weights/lora.py)."""
         self.adapters = Adapters(self.spec, self.parts, lora, self.path, self.device)
         self.adapters.begin(seed)
 
     # rows
 
     def fit(self, rows: list[Row]) -> list[Row]:
-        """As the layout needs them; rows that were fitted before stay as they are."""
+        """Pad rows to the layout's multiples; fitted rows stay as they are."""
         return fit_rows(
             rows,
             token_multiple=self.titan.parallelism.tensor_parallel_degree,
@@ -90,12 +91,12 @@ class ShardedModel:
         )
 
     def columns(self, row: Row) -> Columns:
-        """The row's numbers on the device."""
+        """Columns of a row, as tensors on the device."""
         arrays = {name: getattr(row, name) for name in _ROW_COLUMNS} | row.found
         return {name: torch.from_numpy(values).to(self.device) for name, values in arrays.items()}
 
     def keywords(self, row: Row, columns: Columns) -> dict:
-        """What the model's forward takes besides the tokens."""
+        """Arguments of the model's forward besides the tokens."""
         return {
             "positions": columns["positions_T"][None],
             "attention_masks": plan_attention(row.segments, len(row.tokens_T), self.device, self.attention_form),
@@ -109,30 +110,32 @@ class ShardedModel:
         self,
         rows: list[Row],
         loss: Callable[[torch.Tensor, int, Columns], torch.Tensor],
-        asked: Callable[[Columns], dict] = lambda columns: {},
-        still: Collection[int] = (),
+        keywords_of: Callable[[Columns], dict] = lambda columns: {},
+        without_gradient: Collection[int] = (),
     ) -> None:
-        """Add the gradients of all rows' losses up. Rows are fitted.
+        """Accumulate the gradients of fitted rows' losses.
 
-        ``loss(statistics_KS, index, columns)``: of a row, by its number. ``asked(columns)``: what the head is told
-        besides. ``still``: numbers of rows whose gradient is known to be zero, on all ranks: unless there is a
+        ``loss(statistics_KS, index, columns)``: of a row, by its number. ``keywords_of(columns)``: further arguments of
+        the head. ``without_gradient``: numbers of rows whose gradient is zero on all ranks: unless there is a
         pipeline, their losses are computed without one. With a pipeline, losses are computed on its last stage alone.
         """
         columns = [self.columns(row) for row in rows]
 
         def keywords(index: int) -> dict:
-            return self.keywords(rows[index], columns[index]) | asked(columns[index])
+            return self.keywords(rows[index], columns[index]) | keywords_of(columns[index])
 
         with self._computing() as model:
             if self.pipeline is None:
-                order = sorted(range(len(rows)), key=lambda index: index not in still)  # a backward comes last
+                order = sorted(
+                    range(len(rows)), key=lambda index: index not in without_gradient
+                )  # a backward comes last
                 for place, index in enumerate(order, 1):
                     self._keep_gathered(place < len(rows))
-                    with torch.set_grad_enabled(index not in still):
+                    with torch.set_grad_enabled(index not in without_gradient):
                         output = model(columns[index]["tokens_T"][None], **keywords(index))
-                        lost = loss(output, index, columns[index])
-                    if index not in still:
-                        lost.backward()
+                        row_loss = loss(output, index, columns[index])
+                    if index not in without_gradient:
+                        row_loss.backward()
             else:
                 self.pipeline.forward_backward(
                     [c["tokens_T"][None] for c in columns],
@@ -140,44 +143,47 @@ class ShardedModel:
                     self._hidden_shape(rows[0]),
                     lambda statistics_KS, index: loss(statistics_KS, index, columns[index]),
                 )
-        if len(still) == len(rows):
+        if len(without_gradient) == len(rows):
             self._reshard()
 
     @contextmanager
     def _computing(self) -> Iterator[torch.nn.Module]:
         """What gives the statistics of rows, unless there is a pipeline."""
-        with self._spmd_context(), self.lone.computing() if self.lone else nullcontext(self.parts[0]) as model:
+        with (
+            self._spmd_context(),
+            self.unsharded.computing() if self.unsharded else nullcontext(self.parts[0]) as model,
+        ):
             yield model
 
     def _keep_gathered(self, yes: bool) -> None:
         """Whether the next backward leaves the weights that were gathered for it to the forward after it, where the
         layout keeps them from a forward to its backward anyway."""
-        if self.lone is None and self.titan.parallelism.fsdp_reshard_after_forward == "never":
+        if self.unsharded is None and self.titan.parallelism.fsdp_reshard_after_forward == "never":
             for module in self.parts[0].modules():
                 if isinstance(module, FSDPModule):
                     module.set_reshard_after_backward(not yes, recurse=False)
 
     @torch.no_grad()
     def measure(
-        self, rows: list[Row], asked_of: Callable[[Columns], dict] = lambda columns: {}, **asked: Any
+        self, rows: list[Row], keywords_of: Callable[[Columns], dict] = lambda columns: {}, **extra: Any
     ) -> list[torch.Tensor | None]:
-        """What the head gives for each row's trained tokens, [K, S] or [S], without a gradient. Rows are fitted.
+        """Head outputs for the trained tokens of fitted rows, [K, S] or [S], without a gradient.
 
-        ``asked``: what the head is told besides; ``asked_of``: for each row.
+        ``extra``: further arguments of the head; ``keywords_of``: those of each row.
 
         None on the stages of a pipeline that are not the last.
         """
-        found = []
+        outputs = []
         with self._computing() as model:
             for row in rows:
                 columns = self.columns(row)
-                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | asked_of(columns) | asked
+                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | keywords_of(columns) | extra
                 if self.pipeline is None:
-                    found.append(model(tokens, **keywords))
+                    outputs.append(model(tokens, **keywords))
                 else:
-                    found.append(self.pipeline.forward(tokens, keywords, self._hidden_shape(row)))
+                    outputs.append(self.pipeline.forward(tokens, keywords, self._hidden_shape(row)))
         self._reshard()
-        return found
+        return outputs
 
     def _reshard(self) -> None:
         """FSDP keeps what it gathered last for a backward. None comes here, and weights may be loaded before the next
@@ -196,30 +202,30 @@ class ShardedModel:
     # weights
 
     def freeze(self) -> "ShardedModel":
-        """Nothing can train it from now on: no optimizer takes it, and no backward reaches it."""
+        """Freeze all parameters; returns the model."""
         for part in self.parts:
             part.requires_grad_(False)
         return self
 
     def load(self, path: str | Path) -> None:
-        """Other weights, from a directory of the same model."""
+        """Load weights from a directory of the same model."""
         read = load_value_model if has_value_head(self.spec) else load_hf
         self.dtypes = read(self.shards(), path)
 
     def shards(self) -> list[Shard]:
-        """The boxes of Hugging Face tensors that this rank holds; they stay current."""
+        """Boxes of Hugging Face tensors on this rank; they stay current."""
         shards = local_shards(self.spec, self.parts)
         return self.adapters.merged(shards) if self.adapters else shards
 
     def digest(self) -> str:
-        """Of the bytes of this rank's weights, adapters left out: equal as long as nothing has changed them."""
+        """Digest of this rank's weights, without adapters."""
         hasher = xxhash.xxh3_128()
         for shard in self.shards():
             hasher.update(shard.tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
         return hasher.hexdigest()
 
     def save(self, out: str | Path, dtype: str) -> None:
-        """Write it as a Hugging Face directory, with its adapters merged. ``dtype``: as ``checkpoint.export_dtype``."""
+        """Write a Hugging Face directory with adapters merged. ``dtype``: as ``checkpoint.export_dtype``."""
         write = save_value_model if has_value_head(self.spec) else save_hf
         write(self.shards(), self.path, Path(out), export_dtypes(self.spec, self.dtypes, dtype), self.device)
 
@@ -234,7 +240,7 @@ def make_sharded(
     lora: LoraConfig | None = None,
     head: Literal["vocabulary", "value"] = "vocabulary",
 ) -> ShardedModel:
-    """The model of a directory, as the run's config has it."""
+    """Sharded model of a directory, by the run's config."""
     spec = model_spec(path, make_family(config.model.family, config.run.plugin_path), lora)
     return ShardedModel(
         *(value_spec(spec) if head == "value" else spec, titan, path, dims, device),

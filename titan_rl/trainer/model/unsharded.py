@@ -1,4 +1,4 @@
-"""What a rank computes with that shares its model with no other, on a CPU.
+"""Model on one CPU rank, without FSDP.
 
 FSDP would gather each layer's weights from itself, in three copies, and reduce each row's gradients over itself, in
 three more. Its parameters stay what is trained, saved and published. Beside them stands a second model of the same
@@ -30,41 +30,44 @@ from titan_rl.compat.torchtitan.adapters import adapter_scaling, set_adapter_sca
 from titan_rl.kernels.linear_logprob import multiplies_wide
 from titan_rl.models.layers.cpu_products import LeanLinear
 from titan_rl.models.layers.decoder import Float32Head
-from titan_rl.models.weights.lora import adapted_modules, draw_nothing
+from titan_rl.models.weights.lora import adapted_modules, skip_adapter_init
 from titan_rl.trainer.titan_config import TitanConfig
 
 _PART = 2**18
 """Of a weight, in elements."""
 
 
-def is_lone(titan: TitanConfig, dims: ParallelDims, device: torch.device) -> bool:
-    """Whether a rank may compute so: copies in another dtype are those of the whole model, which must be wanted."""
+def can_be_unsharded(titan: TitanConfig, dims: ParallelDims, device: torch.device) -> bool:
+    """Whether a rank can compute without FSDP: one CPU rank, and no copies of the whole model unless configured."""
     copies = titan.training.mixed_precision_param != "float32"
     keeps = not copies or titan.parallelism.fsdp_reshard_after_forward == "never"
     return device.type == "cpu" and dims.world_size == 1 and keeps
 
 
-class LoneRank:
+class UnshardedModel:
+    """Unsharded twin of a model, with the same parameters."""
+
     def __init__(self, spec: ModelSpec, titan: TitanConfig, trained: nn.Module):
         """``trained``: the sharded model of ``spec``, whose parameters and buffers it is given for each pass."""
         self.dtype = TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
         with torch.device("meta"):
             self.model = spec.model.build()
-        draw_nothing(self.model)
+        skip_adapter_init(self.model)
         if titan.activation_checkpoint is not None:
             titan.activation_checkpoint.build(dump_folder=".").apply(self.model)
         self.model.train()
         self._pairs = list(zip(self.model.modules(), trained.modules(), strict=True))
         self._adapted = list(zip(adapted_modules([self.model]), adapted_modules([trained]), strict=True))
         self._is_wide = self.dtype == torch.bfloat16 and multiplies_wide()
-        self._narrow = {weight for ours, its in self._pairs for weight in _multiplied_otherwise(ours, its)}
+        self._narrow = {weight for mine, sharded in self._pairs for weight in _multiplied_otherwise(mine, sharded)}
         if (words := self.model.tok_embeddings) is not None and type(words) is Embedding:
             words.register_forward_hook(lambda module, inputs, out: out.to(self.dtype))  # if it shares a wide head
 
     @contextmanager
     def computing(self) -> Iterator[nn.Module]:
-        """The model with the parameters as they are. What a backward adds up meanwhile is in the gradients of those
-        that are trained, when this ends."""
+        """Model with the current parameters inside the context.
+
+        Gradients of a backward pass are in the trained parameters at its end."""
         copies = self._lend()
         try:
             yield self.model
@@ -72,24 +75,24 @@ class LoneRank:
                 if copy.grad is not None:  # of the same dtype: no hook has taken it
                     trained.grad = _as_trained(copy.grad, trained)
         finally:
-            for ours, _ in self._pairs:
-                for name in (table := own_parameters(ours)):
+            for module, _ in self._pairs:
+                for name in (table := own_parameters(module)):
                     table[name] = None
 
     def _lend(self) -> dict[nn.Parameter, nn.Parameter]:
-        for _, its in self._pairs:
-            if isinstance(its, FSDPModule):
-                its.reshard()  # whoever called it itself, as an example's sampler does, left its gathered weights
+        for _, sharded in self._pairs:
+            if isinstance(sharded, FSDPModule):
+                sharded.reshard()  # whoever called it itself, as an example's sampler does, left its gathered weights
         copies: dict[nn.Parameter, nn.Parameter] = {}
-        for ours, its in self._pairs:
-            table = own_parameters(ours)
-            for name, trained in own_parameters(its).items():
+        for mine, sharded in self._pairs:
+            table = own_parameters(mine)
+            for name, trained in own_parameters(sharded).items():
                 if trained is not None and trained not in copies:
                     copies[trained] = self._copy(trained, self._is_wide and trained not in self._narrow)
                 table[name] = None if trained is None else copies.get(trained)
-            own_buffers(ours).update(own_buffers(its))
-        for ours, its in self._adapted:
-            set_adapter_scaling(ours, adapter_scaling(its))  # zero, while adapters are off
+            own_buffers(mine).update(own_buffers(sharded))
+        for mine, sharded in self._adapted:
+            set_adapter_scaling(mine, adapter_scaling(sharded))  # zero, while adapters are off
         return copies
 
     def _copy(self, trained: nn.Parameter, is_wide: bool) -> nn.Parameter:
@@ -113,12 +116,12 @@ def _rounded_in_fp32(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
-def _multiplied_otherwise(ours: nn.Module, its: nn.Module) -> list[nn.Parameter]:
-    """Of the parameters of one module (``its``), those that have to be of the dtype that is computed in."""
-    if isinstance(ours, (LeanLinear, Float32Head)) or type(ours) is Embedding:
-        bias = own_parameters(its).get("bias")
+def _multiplied_otherwise(mine: nn.Module, sharded: nn.Module) -> list[nn.Parameter]:
+    """Parameters of a module (``sharded``) that must have the compute dtype."""
+    if isinstance(mine, (LeanLinear, Float32Head)) or type(mine) is Embedding:
+        bias = own_parameters(sharded).get("bias")
         return [] if bias is None else [bias]
-    return [parameter for parameter in own_parameters(its).values() if parameter is not None]
+    return [parameter for parameter in own_parameters(sharded).values() if parameter is not None]
 
 
 def _take_gradient(copy: nn.Parameter, trained: nn.Parameter) -> None:

@@ -1,4 +1,4 @@
-"""Which samples made a loss or a gradient that is not a finite number: asked when it happened, never before.
+"""Search for the samples of a NaN or Inf loss or gradient, run only after one occurred.
 
 The batch was not applied, so its forward passes can be had again. What is cheap to see is looked at first: what the
 generator reported, then the log-probabilities and losses of the pass that went wrong. Only if all of them are finite
@@ -24,11 +24,11 @@ from titan_rl.trainer.distributed.ranks import gathered
 from titan_rl.trainer.learning import SearchedModel
 
 _MAX_WEIGHTS = 4
-"""Names of weights that are told."""
+"""Names of weights in a message."""
 
 
 def parts(row: Row) -> Iterator[tuple[tuple[str, int], slice]]:
-    """(prompt, sample) and the trained tokens of each sample in a row."""
+    """Samples of a row: ((prompt, sample), slice of trained tokens) of each."""
     start = 0
     for prompt_id, sample, count in row.owners:
         yield (prompt_id, sample), slice(start, start + count)
@@ -37,7 +37,7 @@ def parts(row: Row) -> Iterator[tuple[tuple[str, int], slice]]:
 
 @dataclass(frozen=True)
 class Unit:
-    """What of a row has a loss of its own: one sample, or both answers of a pair."""
+    """Part of a row with its own loss: one sample, or both answers of a pair."""
 
     owners: list[tuple[str, int, int]]
     sides: list[slice]
@@ -52,7 +52,7 @@ class Unit:
         return self.owners[0][:2]
 
     def where(self, is_bad: Callable[[slice], bool]) -> str | None:
-        """Which of its samples are bad, to be said behind what of them is; None if none is."""
+        """Suffix that names the bad answer of a pair; empty if all are bad, None if none is."""
         bad = [is_bad(side) for side in self.sides]
         if not any(bad):
             return None
@@ -60,34 +60,34 @@ class Unit:
 
 
 def units(row: Row, samples_per_loss: int) -> Iterator[Unit]:
-    """In the order of the row. ``samples_per_loss``: 2 of pairs, which stand together (packing.py), else 1."""
+    """Units of a row, in order. ``samples_per_loss``: 2 for pairs, which are adjacent (packing.py), else 1."""
     sides = [part for _, part in parts(row)]
     for begin in range(0, len(sides), samples_per_loss):
-        them = slice(begin, begin + samples_per_loss)
-        yield Unit(row.owners[them], sides[them])
+        unit = slice(begin, begin + samples_per_loss)
+        yield Unit(row.owners[unit], sides[unit])
 
 
 def only(row: Row, unit: Unit) -> Row:
-    """The row with nothing but these trained tokens, which are not compared with what other rows hold."""
+    """Row restricted to the trained tokens of one unit, without joins to other rows."""
     columns = ("source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
-    found = {name: values[unit.tokens] for name, values in row.found.items()}
-    own = {name: getattr(row, name)[unit.tokens] for name in columns}
-    return replace(row, **own, found=found, owners=unit.owners, rollouts=[], split=frozenset())
+    role_columns = {name: values[unit.tokens] for name, values in row.found.items()}
+    unit_columns = {name: getattr(row, name)[unit.tokens] for name in columns}
+    return replace(row, **unit_columns, found=role_columns, owners=unit.owners, rollouts=[], split=frozenset())
 
 
 def _is_finite(values: np.ndarray | float) -> bool:
     return bool(np.isfinite(values).all())
 
 
-def _seen(learner: SearchedModel, rows: list[Row]) -> dict[tuple[str, int], str]:
+def _nonfinite_samples(learner: SearchedModel, rows: list[Row]) -> dict[tuple[str, int], str]:
     """What is not finite of this rank's samples, as far as the pass that went wrong tells; the first cause of each."""
-    found = {}
+    causes = {}
     for index, row in enumerate(rows):
         statistics = learner.statistics.get(index)  # None: another stage of the pipeline has it
         for unit in units(row, learner.samples_per_loss):
             if cause := _cause(learner, row, unit, statistics):
-                found[unit.name] = cause
-    return found
+                causes[unit.name] = cause
+    return causes
 
 
 def _cause(learner: SearchedModel, row: Row, unit: Unit, statistics: torch.Tensor | None) -> str:
@@ -105,13 +105,13 @@ def _cause(learner: SearchedModel, row: Row, unit: Unit, statistics: torch.Tenso
 
 
 def _bad_weights(learner: SearchedModel) -> list[str]:
-    found = []
+    names = []
     for name, parameter in learner.weights():
         values = parameter.detach()
         values = values.to_local() if isinstance(values, DTensor) else values
         if not torch.isfinite(values).all():
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _has_bad_gradient(learner: SearchedModel, row: Row) -> bool:
@@ -123,7 +123,7 @@ def _has_bad_gradient(learner: SearchedModel, row: Row) -> bool:
 
 def _bad_gradients(learner: SearchedModel, rows: list[Row]) -> dict[tuple[str, int], str]:
     """Each row of each group of ranks by itself, the others idle; then each unit of the rows that are bad."""
-    mine, found = learner.titan.batch_rank(dist.get_rank()), {}
+    mine, causes = learner.titan.batch_rank(dist.get_rank()), {}
     owners = {learner.titan.batch_rank(rank): names for rank, names in enumerate(gathered([r.owners for r in rows]))}
     for group in range(learner.titan.batch_degree):
         for index, names in enumerate(owners[group]):
@@ -132,19 +132,21 @@ def _bad_gradients(learner: SearchedModel, rows: list[Row]) -> dict[tuple[str, i
                 continue
             for unit in units(replace(dummy_row(), owners=names), learner.samples_per_loss):
                 if _has_bad_gradient(learner, only(row, unit) if group == mine else row):
-                    found[unit.name] = "gradient"
-    return found
+                    causes[unit.name] = "gradient"
+    return causes
 
 
-def find_culprits(learner: SearchedModel, rows: list[Row], reason: str) -> BadNumbers:
-    """All ranks together, after a pass whose gradients were thrown away; the same answer on each."""
-    everyones = gathered((_seen(learner, rows), _bad_weights(learner)))
-    found: dict[tuple[str, int], str] = {}
-    for seen, _ in everyones:
-        found |= seen
+def find_nonfinite_samples(learner: SearchedModel, rows: list[Row], reason: str) -> BadNumbers:
+    """Find the samples behind a NaN or Inf; all ranks call it after discarding gradients.
+
+    Returns the same on each rank."""
+    everyones = gathered((_nonfinite_samples(learner, rows), _bad_weights(learner)))
+    causes: dict[tuple[str, int], str] = {}
+    for rank_causes, _ in everyones:
+        causes |= rank_causes
     weights = list(dict.fromkeys(name for _, names in everyones for name in names))
-    if not found and not weights:
-        found = _bad_gradients(learner, rows)
+    if not causes and not weights:
+        causes = _bad_gradients(learner, rows)
     names_rows = learner.names_rows
-    culprits = [Culprit(name, None if names_rows else sample, what) for (name, sample), what in sorted(found.items())]
+    culprits = [Culprit(name, None if names_rows else sample, what) for (name, sample), what in sorted(causes.items())]
     return BadNumbers(reason, culprits, weights[:_MAX_WEIGHTS], len(weights))

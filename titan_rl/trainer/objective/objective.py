@@ -1,4 +1,4 @@
-"""A row's loss and what is counted beside it: what the learner differentiates and adds up.
+"""Loss and metric sums of a row, as the learner differentiates and accumulates them.
 
 Whatever the algorithm is, the numbers here are sums over tokens: rows, ranks and microbatches add up. Columns are a
 row's tensors, by the names of ``data.types.Row``.
@@ -22,13 +22,13 @@ _ROLE_COLUMNS = (
     *("reference_logprob_S", "proximal_logprob_S", "value_S", "teacher_logprob_S"),
     *("teacher_word_logprob_SK", "process_reward_S"),
 )
-"""What model roles may have found of a row."""
+"""Columns of a row that roles compute."""
 
 
 def agreement_sums(
     logprob_S: torch.Tensor, sampling_logprob_S: torch.Tensor, counted_S: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """How far trainer and sampler differ, summed over the counted tokens; ``agreement_max`` is a maximum.
+    """Trainer-sampler logprob agreement, summed over counted tokens; ``agreement_max`` is a maximum.
 
     Differences are cut as the loss cuts them, so that no finite one makes a metric infinite.
     """
@@ -44,25 +44,27 @@ def agreement_sums(
 def loss_inputs(
     algorithm: Algorithm, statistics: torch.Tensor, columns: dict[str, torch.Tensor], offsets_N: torch.Tensor | None
 ) -> LossInputs:
-    """``statistics``: what the model's head gave for the trained tokens: [2, S] log-probabilities and entropies (and
+    """Inputs of an algorithm's loss for one row.
+
+    ``statistics``: head outputs of the trained tokens: [2, S] log-probabilities and entropies (and
     below them those of the teacher's words [K, S]), or [S] values. Of the log-probabilities' row, ``offsets_N`` gives
     the samples."""
     sampling_logprob_S, advantage_S, weight_S = (columns[name] for name in _LOSS_COLUMNS)
-    found = {name: columns[name] for name in _ROLE_COLUMNS if name in columns}
+    role_columns = {name: columns[name] for name in _ROLE_COLUMNS if name in columns}
     if algorithm.head == "value":
         nothing_S = torch.zeros_like(sampling_logprob_S)
-        logprob_S, entropy_S, found = nothing_S, nothing_S, found | {"value_S": statistics}
+        logprob_S, entropy_S, role_columns = nothing_S, nothing_S, role_columns | {"value_S": statistics}
     else:
         logprob_S, entropy_S, *words = statistics
-        found |= {"word_logprob_SK": torch.stack(words, dim=1)} if words else {}
+        role_columns |= {"word_logprob_SK": torch.stack(words, dim=1)} if words else {}
         entropy_S = entropy_S if algorithm.needs.entropy_gradient else entropy_S.detach()
-    return LossInputs(logprob_S, sampling_logprob_S, advantage_S, weight_S, entropy_S, offsets_N, **found)
+    return LossInputs(logprob_S, sampling_logprob_S, advantage_S, weight_S, entropy_S, offsets_N, **role_columns)
 
 
 def loss_and_sums(
     algorithm: Algorithm, statistics: torch.Tensor, columns: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """A row's loss, and what adds up over rows and ranks."""
+    """Loss of a row, and metric sums that add up over rows and ranks."""
     inputs = loss_inputs(algorithm, statistics, columns, columns["offsets_N"])
     loss, metrics = algorithm.loss(inputs)
     counted_S = inputs.weight_S > 0
@@ -76,7 +78,7 @@ def loss_and_sums(
 def expected_gradient(
     algorithm: Algorithm, columns: dict[str, torch.Tensor]
 ) -> Callable[[torch.Tensor, slice], torch.Tensor] | None:
-    """What the loss will ask of some of a row's log-probabilities, told before the others are known.
+    """Gradient of a token-sum loss for a slice of a row's log-probabilities.
 
     Only a loss that is a sum over tokens can be differentiated part by part: None for any other.
     """
@@ -97,31 +99,34 @@ def expected_gradient(
 
 
 def no_statistics(algorithm: Algorithm, num_tokens: int, device: torch.device) -> torch.Tensor:
-    """Zeros, in the shape in which the model's head gives something."""
+    """Zeros in the shape of the head's outputs."""
     if algorithm.head == "value":
         return torch.zeros(num_tokens, device=device)
     return torch.zeros(2 + algorithm.needs.teacher_words, num_tokens, device=device)
 
 
-def zero_totals(algorithm: Algorithm, found: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
-    """Every name that ``loss_and_sums`` gives, on ranks that see no log-probabilities too, in one order. ``found``:
-    the columns that roles give, zeros for one token."""
+def zero_totals(
+    algorithm: Algorithm, role_columns: Mapping[str, np.ndarray], device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Zero sums for every metric of ``loss_and_sums``, sorted by name, on all ranks.
+
+    ``role_columns``: the columns of roles, zeros for one token."""
     columns = dict.fromkeys(_LOSS_COLUMNS, torch.zeros(1, device=device))
-    columns |= {name: torch.from_numpy(zeros).to(device) for name, zeros in found.items()}
+    columns |= {name: torch.from_numpy(zeros).to(device) for name, zeros in role_columns.items()}
     columns |= {"offsets_N": torch.tensor([0, 1], device=device)}
     _, sums = loss_and_sums(algorithm, no_statistics(algorithm, 1, device), columns)
     return {name: torch.zeros((), dtype=torch.float64, device=device) for name in sorted(sums)}
 
 
 def add_sums(totals: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> None:
-    """A row's sums onto the totals of all rows."""
+    """Add the sums of a row to the totals of all rows."""
     for name, value in sums.items():
         add = torch.maximum if name == "agreement_max" else torch.add
         totals[name] = add(totals[name], value.double())
 
 
 def step_metrics(totals: dict[str, float]) -> StepMetrics:
-    """Totals of all rows of all ranks, as means over trained tokens."""
+    """Means over trained tokens, from totals of all rows and ranks."""
     count = max(int(totals["count"]), 1)
     return StepMetrics(
         loss=totals["loss"],

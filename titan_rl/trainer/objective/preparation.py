@@ -23,38 +23,38 @@ from titan_rl.trainer.whole_rollouts import Join, join
 
 _EPSILON = 1e-8
 Finder = Callable[[list[Row]], list[dict[str, np.ndarray]]]
-"""What a role says of each of these rows: float32 [S] by name, or nothing on ranks that do not see it."""
+"""Columns that a role computes for each row: float32 [S] by name; empty on ranks without its head."""
 Place = tuple[int, int]
 """Of a row among a step's rows of one rank: the number of the update, and its number in it."""
-Found = tuple[Place, dict[str, np.ndarray]]
-"""What a role in another process found of the row there."""
+RowColumns = tuple[Place, dict[str, np.ndarray]]
+"""Columns of the row at a place, computed by a role in another process."""
 
 
-def with_found(rows: list[Row], finders: Iterable[Finder]) -> list[Row]:
-    """The rows, and what all roles found of them."""
+def with_role_columns(rows: list[Row], finders: Iterable[Finder]) -> list[Row]:
+    """Rows with the columns of all roles."""
     for find in finders:
-        rows = [replace(row, found=row.found | found) for row, found in zip(rows, find(rows), strict=True)]
+        rows = [replace(row, found=row.found | columns) for row, columns in zip(rows, find(rows), strict=True)]
     return rows
 
 
-def with_places(batches: list[list[Row]], found: Iterable[Found]) -> list[list[Row]]:
-    """The rows of each update, with what was found of them elsewhere."""
+def with_placed_columns(batches: list[list[Row]], role_columns: Iterable[RowColumns]) -> list[list[Row]]:
+    """Rows of each update, with columns computed in other processes."""
     batches = [list(rows) for rows in batches]
-    for (update, number), columns in found:
+    for (update, number), columns in role_columns:
         row = batches[update][number]
         batches[update][number] = replace(row, found=row.found | columns)
     return batches
 
 
 def completed(rows: list[Row], zeros: Callable[[int], dict[str, np.ndarray]]) -> list[Row]:
-    """Zeros where nobody found something: of rows that only fill up, and where another stage of a pipeline sees it.
+    """Rows with zeros for missing columns: dummy rows, and rows whose pipeline stage is elsewhere.
 
     ``zeros(num_tokens)``: all columns."""
     return [replace(row, found=zeros(len(row.weight_S)) | row.found) for row in rows]
 
 
-def still_rows(algorithm: Algorithm, rows: list[Row], device: torch.device) -> set[int]:
-    """Numbers of rows whose advantages, as the loss gets them, are all 0 on every rank, and whose gradient is, too.
+def rows_without_gradient(algorithm: Algorithm, rows: list[Row], device: torch.device) -> set[int]:
+    """Numbers of rows whose advantages, and thus gradients, are 0 on every rank.
 
     A row with branches of a rollout that has others elsewhere is none: what those earn may be asked of these."""
     if not algorithm.is_still_without_advantage:
@@ -64,16 +64,16 @@ def still_rows(algorithm: Algorithm, rows: list[Row], device: torch.device) -> s
 
 
 def is_refined(algorithm: Algorithm) -> bool:
-    """Whether its advantages are other ones than the controller made."""
+    """Whether an algorithm refines its advantages on the trainer."""
     return type(algorithm).refine is not Algorithm.refine
 
 
 def with_advantages(
     algorithm: Algorithm, batches: list[list[Row]], model: ShardedModel, *, sees: bool, is_counted: bool
 ) -> list[list[Row]]:
-    """The rows of each update with the advantages that the loss gets, and the returns that a critic learns.
+    """Rows of each update with refined advantages and a critic's returns.
 
-    ``sees``: whether this rank has what roles found; the others take part in what all ranks do together.
+    ``sees``: whether this rank has the columns of roles; the others take part in what all ranks do together.
     ``is_counted``: of ranks that have the same rows, one must be.
     """
     is_counted = sees and is_counted
@@ -82,8 +82,8 @@ def with_advantages(
     rows = [row for rows in batches for row in rows]
     if algorithm.normalizes_batch:
         rows = whitened(rows, model.device, is_counted=is_counted)
-    rest = iter(rows)
-    return [[next(rest) for _ in rows] for rows in batches]
+    whitened_rows = iter(rows)
+    return [[next(whitened_rows) for _ in rows] for rows in batches]
 
 
 def _compares_groups(algorithm: Algorithm) -> bool:
@@ -101,15 +101,18 @@ def _refined_batches(
     rows = [*(row for joined in joins for row in joined.rows), *wholes.values()]
     inputs = [_inputs(algorithm, row, model) for row in rows] if sees else []
     if _compares_groups(algorithm):
-        counts = [is_counted] * (len(rows) - len(wholes)) + [joins[number].speaks for number in wholes]
+        counts = [is_counted] * (len(rows) - len(wholes)) + [joins[number].reports for number in wholes]
         inputs = _with_group_sums(algorithm, rows, inputs, counts)
     if not sees:
         return batches
-    refined = iter([_refined(algorithm, row, given) for row, given in zip(rows, inputs, strict=True)])
+    refined = iter([_refined(algorithm, row, row_inputs) for row, row_inputs in zip(rows, inputs, strict=True)])
     alone = [[next(refined) for _ in joined.rows] for joined in joins]
-    found = dict(zip(wholes, refined, strict=True))
+    refined_wholes = dict(zip(wholes, refined, strict=True))
     return [
-        [_given_back(joined, index, row, one, found.get(number)) for index, (row, one) in enumerate(both)]
+        [
+            _scattered(joined, index, row, refined_row, refined_wholes.get(number))
+            for index, (row, refined_row) in enumerate(both)
+        ]
         for number, (joined, both) in enumerate(zip(joins, map(_pairs, batches, alone), strict=True))
     ]
 
@@ -118,13 +121,13 @@ def _pairs(rows: list[Row], refined: list[Row]) -> list[tuple[Row, Row]]:
     return list(zip(rows, refined, strict=True))
 
 
-def _given_back(joined: Join, index: int, row: Row, alone: Row, whole: Row | None) -> Row:
+def _scattered(joined: Join, index: int, row: Row, alone: Row, whole: Row | None) -> Row:
     """The row as it was, with what was found of it by itself and, of split rollouts, together."""
     if whole is None:
         return replace(row, advantage_S=alone.advantage_S, found=row.found | _returns(alone))
-    advantage_S = joined.given_back(alone.advantage_S, index, whole.advantage_S)
+    advantage_S = joined.scattered(alone.advantage_S, index, whole.advantage_S)
     there = _returns(whole)
-    returns = {name: joined.given_back(values, index, there[name]) for name, values in _returns(alone).items()}
+    returns = {name: joined.scattered(values, index, there[name]) for name, values in _returns(alone).items()}
     return replace(row, advantage_S=advantage_S, found=row.found | returns)
 
 
@@ -155,7 +158,7 @@ def _with_group_sums(
     ``counts``: of each row, whether this rank counts it; rollouts that lie in several rows count where they are whole.
     Numbers are sorted before they are added up, so the sums are the same to the bit wherever a sample lies.
     """
-    all_terms = [algorithm.group_terms(given).double() for given in inputs]
+    all_terms = [algorithm.group_terms(row_inputs).double() for row_inputs in inputs]
     mine = [
         (prompt_id, numbers)
         for row, terms_NM, is_counted in zip(rows, all_terms, counts, strict=False)
@@ -169,15 +172,16 @@ def _with_group_sums(
 
     def of(row: Row, terms_NM: torch.Tensor) -> torch.Tensor:
         nothing = np.zeros(terms_NM.shape[1])  # of samples without a finite one in their group, and of what fills up
-        found = [sums.get(prompt_id, nothing) for prompt_id, _ in row.samples] or [nothing]
-        return torch.from_numpy(np.stack(found)).to(terms_NM.device)
+        group_sums = [sums.get(prompt_id, nothing) for prompt_id, _ in row.samples] or [nothing]
+        return torch.from_numpy(np.stack(group_sums)).to(terms_NM.device)
 
     return [replace(g, group_sums_NM=of(r, t)) for g, r, t in zip(inputs, rows, all_terms, strict=False)]
 
 
 def whitened(rows: list[Row], device: torch.device, *, is_counted: bool) -> list[Row]:
-    """Advantages less their mean, over their deviation (over N - 1), of all trained tokens of all ranks' rows. What is
-    not finite stays so and has no part in them: its sample alone is at fault.
+    """Advantages normalized to mean 0 and deviation 1 (over N - 1) over all ranks' trained tokens.
+
+    Non-finite advantages stay as they are and are left out of both.
 
     ``is_counted``: whether this rank's rows are to be counted: one rank of each group that has the same rows must be.
 

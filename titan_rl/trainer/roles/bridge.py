@@ -1,7 +1,7 @@
 """Bridge between the policy's ranks and those of a learned role with its own processes.
 
 Either side is a process group of its own, in a layout of its own, and meets the other only here. What crosses are
-small things: numbers of tokens by the samples that they belong to, and what is to be done.
+small things: columns of tokens by sample, and requests.
 """
 
 import pickle
@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from titan_rl.mesh.resources.rendezvous import store_at
-from titan_rl.trainer.distributed.process_group import on_leaving
+from titan_rl.trainer.distributed.process_group import on_group_exit
 
 
 class Bridge:
-    """One rank's end. All ranks of both sides call it together, in the same order."""
+    """One rank's end of the bridge; all ranks of both sides call it together, in order."""
 
     def __init__(self, rank: int, world_size: int, policy_ranks: int, rendezvous: str, seconds: float):
         """``rank``: among all, of whom the first ``policy_ranks`` are the policy's. ``seconds``: as in ``join_group``.
@@ -25,11 +25,11 @@ class Bridge:
         self._group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=seconds))
         self.rank, self.world_size = rank, world_size
         self._others = slice(policy_ranks, None) if rank < policy_ranks else slice(policy_ranks)
-        on_leaving(self._group.shutdown)
+        on_group_exit(self._group.shutdown)
 
-    def exchange(self, said: Any) -> list[Any]:
-        """What each rank of the other side says, in their order; anything that pickles."""
-        mine = torch.frombuffer(bytearray(pickle.dumps(said)), dtype=torch.uint8)
+    def exchange(self, message: Any) -> list[Any]:
+        """Messages of all ranks of the other side, in rank order; anything that pickles."""
+        mine = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
         lengths = self._gathered(torch.tensor([len(mine)]), 1)
         padded = torch.zeros(max(map(int, lengths)), dtype=torch.uint8)
         padded[: len(mine)] = mine

@@ -14,9 +14,11 @@ from titan_rl.trainer.roles.learned_role import LearnedRole
 
 
 class Critic(LearnedRole):
+    """Value model, trained on the policy's returns."""
+
     name, gives, head = "critic", "value", "value"
     columns = ("value_S", "return_S")
-    """What it said of the tokens, and what it is to say."""
+    """Predicted value and target of each token."""
     sums = VALUE_SUMS
 
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:

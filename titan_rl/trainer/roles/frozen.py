@@ -1,6 +1,6 @@
-"""Models that never learn and that the policy is compared with: the reference, the teacher.
+"""Frozen models that the policy is compared with: reference, teacher.
 
-A frozen role is in no optimizer, and its parameters take no gradient; its digest tells that it is what it was. It lives
+A frozen role is in no optimizer, and its parameters take no gradient; its digest proves that it is unchanged. It lives
 in the trainer's processes, or in processes of its own (actors/role.py): here is what both do.
 
 Dimensions: S trained tokens of a row.
@@ -22,29 +22,30 @@ from titan_rl.trainer.roles.names import FROZEN, WORDS, needed_roles, num_words
 
 
 class FrozenRole:
-    """Gives the log-probabilities of what was written under a model that stays as it is, and its likeliest words."""
+    """Log-probabilities of sampled tokens under a frozen model, and its most likely words."""
 
     def __init__(self, gives: str, model: ShardedModel, num_words: int = 0):
         """``gives``: the name of the column. ``num_words``: so many of the likeliest words at each token."""
         self.gives, self.model, self.num_words = gives, model.freeze(), num_words
 
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
-        """Of fitted rows, float32 [S] each, and the words as in ``found_columns``; nothing on the stages of a pipeline
-        that are not the last."""
-        asked: dict[str, Any] = {"num_likeliest": self.num_words} if self.num_words else {}
-        return [{} if s is None else self._columns(s) for s in self.model.measure(rows, **asked)]
+        """Columns of fitted rows, float32 [S], and words as in ``found_columns``.
+
+        Empty on pipeline stages but the last."""
+        keywords: dict[str, Any] = {"num_likeliest": self.num_words} if self.num_words else {}
+        return [{} if s is None else self._columns(s) for s in self.model.measure(rows, **keywords)]
 
     def _columns(self, statistics: torch.Tensor) -> dict[str, np.ndarray]:
         """``statistics``: log-probabilities, entropies, words and their log-probabilities [2 + 2K, S]."""
-        found = {self.gives: as_array(statistics[0])}
+        columns = {self.gives: as_array(statistics[0])}
         if not self.num_words:
-            return found
+            return columns
         words_KS, logprob_KS = statistics[2:].split(self.num_words)
-        return found | {WORDS: words_KS.T.long().cpu().numpy(), "teacher_word_logprob_SK": as_array(logprob_KS.T)}
+        return columns | {WORDS: words_KS.T.long().cpu().numpy(), "teacher_word_logprob_SK": as_array(logprob_KS.T)}
 
 
 class PolicyWithoutAdapters(FrozenRole):
-    """The policy's own model with its adapters off: no second one is held, and its weights are in no optimizer."""
+    """Reference that is the policy with its adapters off, without a second model in memory."""
 
     def __init__(self, gives: str, model: ShardedModel):
         assert model.adapters is not None, "a model without adapters"
@@ -62,7 +63,9 @@ def roles_with_trainer(
     sharded: Callable[[str | Path], ShardedModel],
     adapted: ShardedModel | None = None,
 ) -> dict[str, FrozenRole]:
-    """Those that the algorithm needs and that share the trainer's processes. ``path_of(role)``: its directory;
+    """Frozen roles that share the trainer's processes, by name.
+
+    ``path_of(role)``: its directory;
     ``sharded(path)``: makes the model; ``adapted``: a model that is the reference if its adapters are off."""
 
     def role_of(name: str) -> FrozenRole:

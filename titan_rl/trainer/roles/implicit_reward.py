@@ -20,7 +20,7 @@ Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 
 
 class ImplicitReward(LearnedRole):
-    """Rows must have the reference's log-probabilities, and outcomes."""
+    """Implicit reward model; rows must have reference log-probabilities and outcomes."""
 
     name, gives, head = "implicit_reward", "logprob", "vocabulary"
     columns = ("reference_logprob_S", "process_reward_S", *OUTCOME_COLUMNS)
@@ -47,7 +47,7 @@ class ImplicitReward(LearnedRole):
 
     def _metrics(self, first: dict[str, float], last: dict[str, float]) -> dict[str, float]:
         """On the weights of before the first update: the mean reward of a token, and the share of samples whose outcome
-        is told right."""
+        is predicted right."""
         return {
             "implicit_reward_mean": first["process_reward"] / max(first["count"], 1),
             "implicit_reward_accuracy": first["accurate"] / max(first["samples"], 1),

@@ -4,38 +4,39 @@ from collections.abc import Callable, Sequence
 
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Row, StepMetrics
-from titan_rl.trainer.roles.learned_role import Kept, Taught, Told
+from titan_rl.trainer.roles.learned_role import LearnedRoleInterface, RoleResult, RoleState
 
 Answers = list[StepMetrics | BadNumbers]
-Updates = Callable[[Sequence[Told | None], bool], Answers]
-"""The policy's, of each batch: given what came of the role's own update on it, if that was made before, and whether the
-role still learns alone."""
+Updates = Callable[[Sequence[RoleResult | None], bool], Answers]
+"""The policy's updates: arguments are the role's result on each batch, None if its update comes later, and whether the
+role is in its warmup."""
 
 
-def taught_step(role: Taught, batches: list[list[Row]], updates: Updates) -> Answers:
-    waits = role.learns_alone
+def joint_step(role: LearnedRoleInterface, batches: list[list[Row]], updates: Updates) -> Answers:
+    """Update the policy and its learned role; the role's updates are undone where the policy's fail."""
+    waits = role.is_warming_up
     if not role.learns_first:
         answers = updates([None] * len(batches), waits)
     else:
-        kept, told = role.kept(), [role.learn(rows) for rows in batches]
-        answers = updates(told, waits)
-        _settle(role, kept, batches, told, answers)
+        state, results = role.saved_state(), [role.learn(rows) for rows in batches]
+        answers = updates(results, waits)
+        _settle(role, state, batches, results, answers)
     role.end_step()
     return answers
 
 
 def _settle(
-    role: Taught,
-    kept: Kept,
+    role: LearnedRoleInterface,
+    state: RoleState,
     batches: Sequence[list[Row]],
-    told: Sequence[Told],
+    results: Sequence[RoleResult],
     answers: Answers,
 ) -> None:
     """If the policy could not apply all that the role learned from, that goes back to where it was, and learns only
     what was applied."""
-    if [isinstance(one, BadNumbers) for one in told] == [isinstance(one, BadNumbers) for one in answers]:
+    if [isinstance(result, BadNumbers) for result in results] == [isinstance(result, BadNumbers) for result in answers]:
         return
-    role.put_back(kept)
+    role.restore(state)
     for rows, answer in zip(batches, answers, strict=True):
         if not isinstance(answer, BadNumbers):
             role.learn(rows)

@@ -1,9 +1,9 @@
-"""The policy's side of a role that learns in processes of its own (learned_worker.py): asked as if it were here.
+"""Client of a learned role in its own processes (learned_worker.py), with the interface of a local one.
 
     find ─▶ columns of tokens          begin ─▶ it learns while the policy's gradients are made
                                        learn ─▶ both apply their updates, or, if either cannot, neither does
 
-Rows do not cross: the role has pulled them itself. What is said of them goes by the samples that they hold.
+Rows are not sent: the role has pulled them itself. Columns are keyed by the samples of a row.
 """
 
 import zlib
@@ -17,10 +17,10 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Row
 from titan_rl.trainer.model.sharded_model import ShardedModel
 from titan_rl.trainer.roles.bridge import Bridge
-from titan_rl.trainer.roles.learned_role import Kept, LearnedRole, Taught, Told
+from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface, RoleResult, RoleState
 
 Samples = tuple[int, tuple[tuple[str, int, int], ...]]
-"""Whose a row is, and of what: no other row of a step has the same, also if one sample's branches are in several."""
+"""Key of a row, unique in a step: checksum of its targets, and its owners."""
 Columns = dict[str, np.ndarray]
 
 
@@ -28,74 +28,74 @@ def samples_of(row: Row) -> Samples:
     return zlib.crc32(row.target_S.tobytes()), tuple(row.owners)
 
 
-class LearnedElsewhere(Taught):
-    """What a LearnedRole is to the steps of a run; it holds no state."""
+class LearnedRoleClient(LearnedRoleInterface):
+    """Stateless client of a learned role in its own processes."""
 
-    def __init__(self, config: Config, role: type[LearnedRole], bridge: Bridge, *, speaks: bool):
-        """``speaks``: of ranks that have the same rows one must, which sees what was found of them."""
+    def __init__(self, config: Config, role: type[LearnedRole], bridge: Bridge, *, reports: bool):
+        """``reports``: true on one rank of each set that shares its rows, with the policy's head."""
         self.name, self.columns, self.settings = role.name, role.columns, getattr(config, role.name)
-        self.bridge, self.speaks = bridge, speaks
+        self.bridge, self.reports = bridge, reports
         self._is_learning = False
 
-    def _ask(self, what: str, rows: list[Row] | None = None) -> list[Any]:
-        """What each of the role's ranks answers."""
-        self._say(what, rows)
+    def _request(self, request: str, rows: list[Row] | None = None) -> list[Any]:
+        """Replies of all ranks of the role."""
+        self._send(request, rows)
         return self.bridge.exchange(None)
 
-    def _say(self, what: str, rows: list[Row] | None = None) -> None:
-        said = {samples_of(row): self._known(row) for row in rows or () if self.speaks and row.owners}
-        self.bridge.exchange((what, said))
+    def _send(self, request: str, rows: list[Row] | None = None) -> None:
+        columns = {samples_of(row): self._columns_of(row) for row in rows or () if self.reports and row.owners}
+        self.bridge.exchange((request, columns))
 
-    def _known(self, row: Row) -> Columns:
+    def _columns_of(self, row: Row) -> Columns:
         return {name: row.found[name] for name in self.columns if name in row.found}
 
     @property
-    def learns_alone(self) -> bool:
-        return self._ask("learns_alone")[0]
+    def is_warming_up(self) -> bool:
+        return self._request("is_warming_up")[0]
 
     @property
     def learns_first(self) -> bool:
-        return self._ask("learns_first")[0]
+        return self._request("learns_first")[0]
 
     def end_step(self) -> None:
-        self._ask("end_step")
+        self._request("end_step")
 
     def find(self, rows: list[Row]) -> list[Columns]:
-        found: dict[Samples, Columns] = {}
-        for told in self._ask("find", rows):
-            found |= told
-        return [found.get(samples_of(row), {}) for row in rows]
+        columns: dict[Samples, Columns] = {}
+        for reply in self._request("find", rows):
+            columns |= reply
+        return [columns.get(samples_of(row), {}) for row in rows]
 
-    def nothing_found(self, num_tokens: int) -> Columns:
+    def zero_columns(self, num_tokens: int) -> Columns:
         return {name: np.zeros(num_tokens, np.float32) for name in self.columns}
 
     def begin(self, rows: list[Row]) -> None:
-        self._say("learn", rows)
+        self._send("learn", rows)
         self._is_learning = True
 
-    def learn(self, rows: list[Row]) -> Told:
+    def learn(self, rows: list[Row]) -> RoleResult:
         if not self._is_learning:
             self.begin(rows)
-        return self._agree(is_fine=True)
+        return self._exchange_verdict(is_fine=True)
 
     def forget(self) -> None:
-        self._agree(is_fine=False)
+        self._exchange_verdict(is_fine=False)
 
-    def _agree(self, *, is_fine: bool) -> Told:
+    def _exchange_verdict(self, *, is_fine: bool) -> RoleResult:
         self._is_learning = False
         return self.bridge.exchange(is_fine)[0]
 
-    def kept(self) -> Kept:
-        """Nothing: its own ranks keep it."""
-        self._ask("keep")
-        return Kept([], {})
+    def saved_state(self) -> RoleState:
+        """Empty state: the role's own ranks hold it."""
+        self._request("save")
+        return RoleState([], {})
 
-    def put_back(self, kept: Kept) -> None:
-        self._ask("put_back")
+    def restore(self, state: RoleState) -> None:
+        self._request("restore")
 
-    def begin_as(self, policy: ShardedModel) -> None:
-        """It takes the policy from where the run keeps it (controller/initial_policy.py)."""
+    def init_from(self, policy: ShardedModel) -> None:
+        """No-op: the role loads the saved initial policy (controller/initial_policy.py)."""
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """None of its weights is here."""
+        """Empty: the role's weights are in its own processes."""
         return iter(())

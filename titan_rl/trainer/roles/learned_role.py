@@ -4,8 +4,8 @@
 
 It lives in the policy's processes and in their layout, or in processes of its own (learned_worker.py), and learns from
 the policy's rows. Its state is part of the rank's: in snapshots and in checkpoints (there under its name). An update
-that is not finite is taken back and told, before the policy's is made: so nothing of a batch with bad numbers is
-applied to either. One that learns first, before advantages are made, is taken back when the policy cannot apply it.
+that is not finite is undone and reported before the policy's is made: so no batch with NaN or Inf is applied to either.
+One that learns first, before advantages are made, is undone when the policy cannot apply it.
 
 Dimensions: S trained tokens of a row.
 """
@@ -34,25 +34,25 @@ from titan_rl.trainer.distributed.ranks import (
 )
 from titan_rl.trainer.model.optimizer import build_optimizer, load_schedule
 from titan_rl.trainer.model.sharded_model import Columns, ShardedModel
-from titan_rl.trainer.objective.nonfinite import find_culprits
+from titan_rl.trainer.objective.nonfinite import find_nonfinite_samples
 from titan_rl.trainer.objective.preparation import completed
 from titan_rl.trainer.titan_config import TitanConfig, learned_titan
 from titan_rl.trainer.whole_rollouts import joined_loss
 
-Told = dict[str, float] | BadNumbers
-"""Of a batch: metrics, or why nothing of it was applied."""
+RoleResult = dict[str, float] | BadNumbers
+"""Result of a batch: metrics, or the non-finite samples for which no update was applied."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A rank's part of a role's state, as it was."""
+class RoleState:
+    """Copy of a rank's part of a role's state."""
 
     tensors: list[torch.Tensor]
     schedule: dict[str, Any]
 
 
-class Taught(ABC):
-    """A role that learns beside the policy, as the policy's steps see it, wherever it lives."""
+class LearnedRoleInterface(ABC):
+    """Interface of a learned role, local or in its own processes."""
 
     settings: LearnedRoleConfig
     """Its section of the TOML."""
@@ -60,52 +60,52 @@ class Taught(ABC):
     @property
     @abstractmethod
     def learns_first(self) -> bool:
-        """Whether it learns from a step's rows before it is asked about them."""
+        """Whether it is updated on a step's rows before it scores them."""
 
     @property
     @abstractmethod
-    def learns_alone(self) -> bool:
-        """Whether the run is still in the steps before the policy's first update."""
+    def is_warming_up(self) -> bool:
+        """Whether the policy is not updated yet (``warmup_steps``)."""
 
     @abstractmethod
-    def begin_as(self, policy: ShardedModel) -> None:
-        """Take the policy's weights."""
+    def init_from(self, policy: ShardedModel) -> None:
+        """Copy the policy's weights."""
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters by name, of those that are here."""
+        """Parameters in this process, by name."""
 
     @abstractmethod
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
-        """What it says of fitted rows; nothing on the stages of a pipeline that are not the last."""
+        """Columns of fitted rows; empty on pipeline stages but the last."""
 
     @abstractmethod
-    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
-        """Zeros for all of its columns."""
+    def zero_columns(self, num_tokens: int) -> dict[str, np.ndarray]:
+        """Zeros for all columns of the role."""
 
     @abstractmethod
-    def learn(self, rows: list[Row]) -> Told:
-        """The updates on a batch."""
+    def learn(self, rows: list[Row]) -> RoleResult:
+        """Apply the role's updates on a batch."""
 
     @abstractmethod
-    def kept(self) -> Kept:
+    def saved_state(self) -> RoleState:
         """A copy of what updates change."""
 
     @abstractmethod
-    def put_back(self, kept: Kept) -> None:
+    def restore(self, state: RoleState) -> None:
         """As it was when ``kept`` was made."""
 
     @abstractmethod
     def begin(self, rows: list[Row]) -> None:
-        """Learn while the policy's gradients are made, if it can; ``learn`` comes next, or ``forget``."""
+        """Start learning concurrently with the policy's backward pass, if possible; ``learn`` or ``forget`` follows."""
 
     @abstractmethod
     def forget(self) -> None:
-        """Nothing of what it began to learn from is applied, since the policy's part cannot be."""
+        """Discard the update that ``begin`` started, since the policy's is not applied."""
 
     @abstractmethod
     def end_step(self) -> None:
-        """Nothing more is asked of it in this step of the run."""
+        """End the role's part of a training step."""
 
 
 def _add(totals: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> None:
@@ -113,22 +113,24 @@ def _add(totals: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> None
         totals[name] += value
 
 
-class LearnedRole(Taught):
+class LearnedRole(LearnedRoleInterface):
+    """Model with its own optimizer, trained on the policy's rows in this process."""
+
     name: ClassVar[str]
-    """Its section of the TOML, what ``Needs`` calls it, and how its metrics, weights and checkpoints begin."""
+    """TOML section, name in ``Needs``, and prefix of metrics, weights and checkpoint keys."""
     gives: str
-    """What its head says of a token, for people."""
+    """Name of the head's output, for messages."""
     head: ClassVar[Literal["vocabulary", "value"]]
     columns: ClassVar[tuple[str, ...]]
-    """Float32 [S] each, of the rows that it learns from."""
+    """Columns, float32 [S] each, of the rows that it is trained on."""
     sums: ClassVar[tuple[str, ...]]
-    """What ``_loss`` counts besides."""
+    """Names of the further sums of ``_loss``."""
     asks_of_whole_rollouts: ClassVar[bool] = False
     """Whether ``_loss`` asks something of all tokens of a rollout together."""
     settings: Any
     """``CriticConfig`` or ``ImplicitRewardConfig`` (config/sections/role_sections.py)."""
     samples_per_loss, names_rows = 1, False
-    """For a search for bad numbers (nonfinite.py): samples have losses of their own, prompts are no rows of data."""
+    """For the search for non-finite samples (objective/nonfinite.py): one loss a sample, prompts are no data rows."""
 
     def __init__(
         self,
@@ -147,13 +149,13 @@ class LearnedRole(Taught):
         self.optimizer, self.scheduler = build_optimizer(self.titan, model.parts, num_updates)
         self.before_update = before_update
         self.statistics: dict[int, torch.Tensor] = {}
-        """What the head gave [K, S] of each row of the last pass, where this rank saw it."""
+        """Head outputs [K, S] of each row of the last pass, on ranks that have the head."""
         self._is_counted = is_first_of_rows(parallel_dims)
 
     # what a role is
 
     @abstractmethod
-    def _loss(self, given_S: torch.Tensor, columns: Columns, /) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _loss(self, output_S: torch.Tensor, columns: Columns, /) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Of a row, by what the head gave: a sum over tokens; and ``sums``."""
 
     @abstractmethod
@@ -167,57 +169,57 @@ class LearnedRole(Taught):
     # the steps of a run
 
     @property
-    def learns_alone(self) -> bool:
+    def is_warming_up(self) -> bool:
         """Whether the run is still in the steps before the policy's first update. The schedule counts them."""
         return self.scheduler.schedulers[0].last_epoch < self.settings.warmup_steps * self.updates_per_step
 
     @torch.no_grad()
-    def begin_as(self, policy: ShardedModel) -> None:
-        """Take the policy's weights, with its adapters if it has any; a head that it does not have stays."""
-        theirs = {(shard.name, shard.start): shard for shard in policy.shards()}
-        names = {name for name, _ in theirs}
+    def init_from(self, policy: ShardedModel) -> None:
+        """Copy the policy's weights, adapters merged; a head that the policy lacks stays."""
+        policy_shards = {(shard.name, shard.start): shard for shard in policy.shards()}
+        names = {name for name, _ in policy_shards}
         for shard in self.shards():
             if shard.name in names:
-                shard.tensor.copy_(theirs[shard.name, shard.start].merged())
+                shard.tensor.copy_(policy_shards[shard.name, shard.start].merged())
 
     def begin(self, rows: list[Row]) -> None:
-        """All is done in ``learn``."""
+        """No-op: ``learn`` does all."""
 
     def forget(self) -> None:
-        """Nothing was begun."""
+        """No-op: nothing was started."""
 
     def end_step(self) -> None:
-        """It waits for nobody."""
+        """No-op: no process waits."""
 
-    def learn(self, rows: list[Row], agrees: Callable[[Told], bool] = lambda told: True) -> Told:
-        """The updates on a batch. Loss, gradient norm and learning rate are those of the first.
+    def learn(self, rows: list[Row], approves: Callable[[RoleResult], bool] = lambda result: True) -> RoleResult:
+        """Apply the updates on a batch; loss, gradient norm and learning rate are those of the first.
 
-        ``agrees``: is told what came of them before the last is made; if it does not agree, none is."""
-        kept, totals = self.kept() if self.settings.updates > 1 else None, []
+        ``approves(result)``: called before the last update; if false, no update is applied."""
+        state, totals = self.saved_state() if self.settings.updates > 1 else None, []
         try:
             for _ in range(self.settings.updates):
                 if totals:
                     self._apply()
                 totals.append(self._gradients(rows))
         except FloatingPointError as error:
-            self._go_back(kept)
-            bad = find_culprits(self, rows, f"{self.name}: {error}")
-            agrees(bad)
+            self._go_back(state)
+            bad = find_nonfinite_samples(self, rows, f"{self.name}: {error}")
+            approves(bad)
             return bad
         names = ("loss", "grad_norm", "learning_rate")
-        told = {f"{self.name}_{name}": totals[0][name] for name in names} | self._metrics(totals[0], totals[-1])
-        if not agrees(told):
-            self._go_back(kept)
-            return told
+        result = {f"{self.name}_{name}": totals[0][name] for name in names} | self._metrics(totals[0], totals[-1])
+        if not approves(result):
+            self._go_back(state)
+            return result
         self._apply()
         self.scheduler.step()
-        return told
+        return result
 
-    def _go_back(self, kept: Kept | None) -> None:
+    def _go_back(self, state: RoleState | None) -> None:
         """Without the gradients at hand, and without the updates since ``kept``."""
         self.optimizer.zero_grad()
-        if kept is not None:
-            self.put_back(kept)
+        if state is not None:
+            self.restore(state)
 
     def _gradients(self, rows: list[Row]) -> dict[str, float]:
         """Of an update, clipped. Errors: FloatingPointError for a loss or gradient that is not finite."""
@@ -234,15 +236,15 @@ class LearnedRole(Taught):
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+    def zero_columns(self, num_tokens: int) -> dict[str, np.ndarray]:
         return {name: np.zeros(num_tokens, np.float32) for name in self.columns}
 
     def completed(self, rows: list[Row]) -> list[Row]:
-        """Fitted, and with all of its columns."""
-        return completed(self.model.fit(rows), self.nothing_found)
+        """Fitted rows with all columns of the role."""
+        return completed(self.model.fit(rows), self.zero_columns)
 
     def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
-        """Add the rows' gradients up; gives back sums over their trained tokens."""
+        """Accumulate the gradients of rows; returns sums over their trained tokens."""
         names = ("loss", "count", *self.sums)
         totals = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in names}
         self.statistics.clear()
@@ -251,9 +253,9 @@ class LearnedRole(Taught):
         def loss(statistics: torch.Tensor, index: int, columns: Columns) -> torch.Tensor:
             statistics_KS = statistics.reshape(-1, statistics.shape[-1])
             self.statistics[index] = statistics_KS.detach()
-            found, sums = self._loss_and_sums(statistics_KS, columns)
+            row_loss, sums = self._loss_and_sums(statistics_KS, columns)
             _add(totals, sums)
-            return found
+            return row_loss
 
         if not self.asks_of_whole_rollouts:
             self.model.forward_backward(rows, loss)
@@ -270,7 +272,7 @@ class LearnedRole(Taught):
         loss, sums = self._loss(statistics_KS[0], columns)
         return loss, sums | {"loss": loss.detach(), "count": (columns["weight_S"] > 0).sum()}
 
-    # what a search for bad numbers asks (nonfinite.py)
+    # for the search for non-finite samples (objective/nonfinite.py)
 
     def gradient_norm(self) -> float:
         return clipped_gradient_norm(self.model_parts, self.titan.training.max_norm, self.parallel_dims)
@@ -279,7 +281,7 @@ class LearnedRole(Taught):
         return is_finite_everywhere(value, self.device)
 
     def loss_of(self, row: Row, statistics_KS: torch.Tensor) -> float:
-        """The loss that a row has where the head gives this."""
+        """Loss of a row, computed from head outputs [K, S]."""
         return float(self._loss(statistics_KS[0], self.model.columns(row))[0])
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -300,14 +302,14 @@ class LearnedRole(Taught):
                 for tensor in (parameter.detach(), *moments.values()):
                     yield tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
-    def kept(self) -> Kept:
+    def saved_state(self) -> RoleState:
         """A copy of what updates change."""
-        return Kept([tensor.clone() for tensor in self._state()], self.scheduler.state_dict())
+        return RoleState([tensor.clone() for tensor in self._state()], self.scheduler.state_dict())
 
     @torch.no_grad()
-    def put_back(self, kept: Kept) -> None:
+    def restore(self, state: RoleState) -> None:
         """As it was when ``kept`` was made."""
         self.before_update()
-        for tensor, before in zip(self._state(), kept.tensors, strict=True):
+        for tensor, before in zip(self._state(), state.tensors, strict=True):
             tensor.copy_(before)
-        load_schedule(self.scheduler, kept.schedule)
+        load_schedule(self.scheduler, state.schedule)

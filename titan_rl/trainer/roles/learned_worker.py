@@ -1,8 +1,7 @@
-"""One rank of a learned role with its own processes, which takes part in every step.
+"""Rank of a learned role with its own processes, which takes part in every step.
 
-It is a trainer's rank as those of the policy are: it pulls the step's rows itself, is put aside in snapshots, written
-into checkpoints (in a folder of its own) and replaced as they are. What is to be done with the rows the policy's ranks
-say (learned_client.py).
+It is a trainer rank like the policy's: it pulls the step's rows itself, has snapshots and checkpoints (in a folder of
+its own), and is replaced the same way. The policy's ranks send it requests (learned_client.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,38 +22,38 @@ from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.distributed.ranks import is_first_of_rows, parallel_dims
 from titan_rl.trainer.learning import LearningModel
 from titan_rl.trainer.model.sharded_model import make_sharded
-from titan_rl.trainer.objective.preparation import Found
-from titan_rl.trainer.rank_interface import Side, T
+from titan_rl.trainer.objective.preparation import RowColumns
+from titan_rl.trainer.rank_interface import T, TrainerRank
 from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen_worker import dealt
 from titan_rl.trainer.roles.learned_client import Columns, Samples, samples_of
-from titan_rl.trainer.roles.learned_role import Kept, LearnedRole, Told
+from titan_rl.trainer.roles.learned_role import LearnedRole, RoleResult, RoleState
 from titan_rl.trainer.roles.names import learned_role, role_path
 from titan_rl.trainer.roles.registry import LEARNED_ROLES
 from titan_rl.trainer.state.checkpoint_state import load_random, load_role, random_states, role_folder, role_state
 from titan_rl.trainer.titan_config import TitanConfig
 
 
-class LoneLearned(Side):
-    """The process group must be up."""
+class LearnedRoleWorker(TrainerRank):
+    """Rank of a learned role; its process group must be up."""
 
-    def __init__(self, config: Config, titan: TitanConfig, model_path: str, kept: str, bridge: Bridge):
-        """``titan``: with the role's own layout. ``kept``: where the run keeps the policy (role_names.role_path)."""
+    def __init__(self, config: Config, titan: TitanConfig, model_path: str, initial_policy: str, bridge: Bridge):
+        """``titan``: with the role's own layout. ``initial_policy``: as in ``names.role_path``."""
         self.titan, self.bridge, self.spans = titan, bridge, Spans()
         self.device = device.local_device(bridge.rank)
         self.before_update: Callable[[], None] = lambda: None
         name = learned_role(make_algorithm(config.algorithm, config.run.plugin_path).needs)
         assert name is not None, "an algorithm without a role that learns"
         kind = LEARNED_ROLES[name]
-        self.path = role_path(config, name, model_path, kept)
+        self.path = role_path(config, name, model_path, initial_policy)
         dims = parallel_dims(titan.parallelism)
         model = make_sharded(config, titan, dims, self.device, self.path, head=kind.head)
         self.role: LearnedRole = kind(config, titan, model, dims, lambda: self.before_update())
-        self.step_found = []
-        self._speaks = is_first_of_rows(dims) and (model.pipeline is None or model.pipeline.has_last)
+        self.step_values = []
+        self._reports = is_first_of_rows(dims) and (model.pipeline is None or model.pipeline.has_last)
         self._rows: dict[Samples, Row] = {}
-        """Of the step at hand: all of the policy's."""
-        self._kept: Kept | None = None
+        """All rows of the current step, of every rank of the policy."""
+        self._saved: RoleState | None = None
 
     # the steps of a run
 
@@ -62,64 +61,64 @@ class LoneLearned(Side):
         return groups
 
     def train_step(
-        self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
+        self, batches: list[list[Row]], has_signal: list[bool], role_columns: Sequence[RowColumns] = ()
     ) -> list[StepMetrics | BadNumbers]:
-        """Whatever the policy's ranks say, until the step has ended; ``batches``: all rows of each update."""
+        """Serve requests of the policy's ranks until the step ends; ``batches``: all rows of each update."""
         self._rows = {samples_of(row): row for rows in batches for row in rows if row.owners}
-        what = ""
-        while what != "end_step":
-            what, said = self._heard()
-            if what == "learn":
+        request = ""
+        while request != "end_step":
+            request, columns = self._receive()
+            if request == "learn":
                 with self.spans.span("learn"):
-                    self.role.learn(self._mine(said), self._agrees)
+                    self.role.learn(self._mine(columns), self._approves)
             else:
-                self.bridge.exchange(self._answer(what, said))
+                self.bridge.exchange(self._answer(request, columns))
         return []
 
-    def _heard(self) -> tuple[str, dict[Samples, Columns]]:
-        """What all of the policy's ranks ask for, and what they know of the rows."""
-        asked = self.bridge.exchange(None)
-        known: dict[Samples, Columns] = {}
-        for _, said in asked:
-            known |= said
-        return asked[0][0], known
+    def _receive(self) -> tuple[str, dict[Samples, Columns]]:
+        """Request of the policy's ranks, and their columns of the rows."""
+        requests = self.bridge.exchange(None)
+        columns: dict[Samples, Columns] = {}
+        for _, row_columns in requests:
+            columns |= row_columns
+        return requests[0][0], columns
 
-    def _answer(self, what: str, said: dict[Samples, Columns]) -> Any:
-        if what == "find":
+    def _answer(self, request: str, columns: dict[Samples, Columns]) -> Any:
+        if request == "find":
             with self.spans.span("find"):
-                return self._find(said)
-        if what == "keep":
-            self._kept = self.role.kept()
-        elif what == "put_back":
-            assert self._kept is not None, "nothing was kept"
-            self.role.put_back(self._kept)
-        elif what == "learns_alone":
-            return self.role.learns_alone
-        elif what == "learns_first":
+                return self._find(columns)
+        if request == "save":
+            self._saved = self.role.saved_state()
+        elif request == "restore":
+            assert self._saved is not None, "no state was saved"
+            self.role.restore(self._saved)
+        elif request == "is_warming_up":
+            return self.role.is_warming_up
+        elif request == "learns_first":
             return self.role.learns_first
-        elif what == "end_step":
-            self._kept = None
+        elif request == "end_step":
+            self._saved = None
         return None
 
-    def _mine(self, said: dict[Samples, Columns]) -> list[Row]:
+    def _mine(self, columns: dict[Samples, Columns]) -> list[Row]:
         """This rank's part of these rows, as the role needs them."""
-        mine = dealt(list(said.items()), self.titan.batch_rank(dist.get_rank()), self.titan.batch_degree)
-        pairs = [(self._rows[samples], known) for samples, known in mine]
-        rows = [replace(row, found=row.found | known) for row, known in pairs]
-        idle = [dummy_row() for _ in range(-(-len(said) // self.titan.batch_degree) - len(rows))]  # as many passes
+        mine = dealt(list(columns.items()), self.titan.batch_rank(dist.get_rank()), self.titan.batch_degree)
+        pairs = [(self._rows[samples], row_columns) for samples, row_columns in mine]
+        rows = [replace(row, found=row.found | row_columns) for row, row_columns in pairs]
+        idle = [dummy_row() for _ in range(-(-len(columns) // self.titan.batch_degree) - len(rows))]  # as many passes
         return self.role.completed(rows + idle)
 
-    def _find(self, said: dict[Samples, Columns]) -> dict[Samples, Columns]:
-        rows = self._mine(said)
-        found = zip(rows, self.role.find(rows), strict=True)
-        return {samples_of(row): columns for row, columns in found if self._speaks and row.owners}
+    def _find(self, row_columns: dict[Samples, Columns]) -> dict[Samples, Columns]:
+        rows = self._mine(row_columns)
+        outputs = zip(rows, self.role.find(rows), strict=True)
+        return {samples_of(row): columns for row, columns in outputs if self._reports and row.owners}
 
-    def _agrees(self, told: Told) -> bool:
+    def _approves(self, result: RoleResult) -> bool:
         """Whether the policy can apply the batch."""
-        return all(self.bridge.exchange(told))
+        return all(self.bridge.exchange(result))
 
     def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
-        """They are the policy's."""
+        """Empty: supervised steps train the policy alone."""
         return []
 
     # state
@@ -132,7 +131,7 @@ class LoneLearned(Side):
         return {self.role.name: self.role}
 
     def weights_changed(self) -> None:
-        """Nothing is made of them."""
+        """No-op: a role keeps no copies of its weights."""
 
     def digests(self) -> dict[str, str]:
         return {}
@@ -151,6 +150,6 @@ class LoneLearned(Side):
         load_random(role_folder(checkpoint, self.role.name))
 
     def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
-        """The policy's ranks save the rest."""
+        """Write the role into ``beside``; the policy's ranks write the rest."""
         if beside:
             self.role.model.save(Path(beside) / self.role.name, dtype)

@@ -1,4 +1,4 @@
-"""The models beside the policy, by name: what each gives, and where its weights are. The controller asks, too."""
+"""Names of the models beside the policy, their columns, and the paths of their weights."""
 
 from pathlib import Path
 
@@ -15,42 +15,42 @@ WORDS = "teacher_words_SK"
 LEARNED = ("critic", "implicit_reward")
 """Roles that learn beside the policy (trainer/roles/learned_role.py), which are sections of the TOML, too."""
 BASE = "base model"
-"""What a policy with adapters never changes, beside the names of roles."""
+"""Name of a LoRA policy's frozen weights, beside the names of roles."""
 
 
 def needed_roles(needs: Needs) -> list[str]:
-    """The frozen roles among them."""
+    """Frozen roles of an algorithm."""
     return [role for role in FROZEN if getattr(needs, role)]
 
 
-def role_path(config: Config, role: str, model_path: str | Path, kept: str) -> str | Path:
+def role_path(config: Config, role: str, model_path: str | Path, initial_policy: str) -> str | Path:
     """The directory of a role's weights.
 
-    ``kept``: where the run keeps the policy as it was when reinforcement learning began (controller/initial_policy.py);
+    ``initial_policy``: directory of the policy at the start of reinforcement learning (controller/initial_policy.py);
     until then, and where that is what the run starts from, the model that it starts from is the same.
     """
-    own = getattr(config, role).path
-    return own or (kept if kept and Path(kept).exists() else model_path)
+    configured = getattr(config, role).path
+    return configured or (initial_policy if initial_policy and Path(initial_policy).exists() else model_path)
 
 
 def learned_role(needs: Needs) -> str | None:
-    """The one that learns beside the policy, if one does."""
+    """Learned role of an algorithm, or None."""
     return next((role for role in LEARNED if getattr(needs, role)), None)
 
 
 def own_learned(config: Config, needs: Needs) -> str | None:
-    """The same, if it has processes of its own."""
+    """Learned role with its own processes, or None."""
     role = learned_role(needs)
     return role if role is not None and getattr(config, role).placement == "own" else None
 
 
 def num_words(role: str, needs: Needs) -> int:
-    """Of its likeliest words at each token, how many a role is to give."""
+    """Number of most likely words at each token that a role returns."""
     return needs.teacher_words if role == "teacher" else 0
 
 
 def found_columns(needs: Needs, num_tokens: int) -> dict[str, np.ndarray]:
-    """All that frozen roles find, zeros for each of so many tokens."""
+    """Zeros for all columns of frozen roles, for ``num_tokens`` tokens."""
     columns = {FROZEN[role]: np.zeros(num_tokens, np.float32) for role in needed_roles(needs)}
     if needs.teacher_words:
         shape = num_tokens, needs.teacher_words

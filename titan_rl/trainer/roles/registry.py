@@ -11,15 +11,15 @@ from titan_rl.trainer.model.sharded_model import ShardedModel
 from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.critic import Critic
 from titan_rl.trainer.roles.implicit_reward import ImplicitReward
-from titan_rl.trainer.roles.learned_client import LearnedElsewhere
-from titan_rl.trainer.roles.learned_role import LearnedRole, Taught
+from titan_rl.trainer.roles.learned_client import LearnedRoleClient
+from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface
 from titan_rl.trainer.roles.names import learned_role
 from titan_rl.trainer.titan_config import TitanConfig
 
 LEARNED_ROLES: dict[str, type[LearnedRole]] = {role.name: role for role in (Critic, ImplicitReward)}
 
 
-def learned_beside(
+def make_learned_role(
     config: Config,
     titan: TitanConfig,
     needs: Needs,
@@ -29,15 +29,17 @@ def learned_beside(
     bridge: Bridge | None,
     *,
     before_update: Callable[[], None],
-    speaks: bool,
-) -> Taught | None:
-    """The one that the algorithm needs, as a rank of the policy has it. ``model_path``: what the policy starts from;
+    reports: bool,
+) -> LearnedRoleInterface | None:
+    """Learned role of the algorithm, for a rank of the policy.
+
+    ``model_path``: directory that the policy starts from;
     ``sharded(path, head=...)``: makes a model; ``bridge``: to its own processes, if it has such; ``before_update``:
-    called before its parameters change; ``speaks``: as LearnedElsewhere has it."""
+    called before its parameters change; ``reports``: as LearnedRoleClient has it."""
     if (name := learned_role(needs)) is None:
         return None
     role = LEARNED_ROLES[name]
     if bridge is not None:
-        return LearnedElsewhere(config, role, bridge, speaks=speaks)
+        return LearnedRoleClient(config, role, bridge, reports=reports)
     model = sharded(getattr(config, name).path or model_path, head=role.head)
     return role(config, titan, model, parallel_dims, before_update)

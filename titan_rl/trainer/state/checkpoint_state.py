@@ -1,8 +1,8 @@
-"""A rank's complete state, through torch.distributed.checkpoint: written while training goes on, and read again.
+"""Complete state of a rank through torch.distributed.checkpoint, written in the background.
 
 The state is each rank's shard of weights and optimizer, the schedule, and every rank's random state. Of a model with
-adapters it holds these and no weight that is not trained: those are in the directory that the run started from, which
-is told by its digest.
+adapters it holds these and no weight that is not trained: those are in the directory that the run started from,
+identified by its digest.
 """
 
 import json
@@ -27,7 +27,7 @@ from titan_rl.trainer.state.plain_state import StateError, load_state, read_meta
 
 if TYPE_CHECKING:  # they bring TorchTitan along
     from titan_rl.trainer.learning import LearningModel
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
     from titan_rl.trainer.roles.learned_role import LearnedRole
     from titan_rl.trainer.step.learner import Learner
 
@@ -38,11 +38,11 @@ def random_state() -> dict[str, torch.Tensor]:
     python = torch.frombuffer(bytearray(json.dumps(random.getstate()).encode()), dtype=torch.uint8)
     state = np.random.get_state()
     assert isinstance(state, tuple)  # as it is unless another form is asked for
-    _, keys, *rest = state
+    _, keys, *position_and_gauss = state
     return {
         "torch": torch.get_rng_state(),
         "numpy_keys": torch.from_numpy(keys.astype(np.int64)),
-        "numpy_rest": torch.tensor([float(value) for value in rest], dtype=torch.float64),
+        "numpy_rest": torch.tensor([float(value) for value in position_and_gauss], dtype=torch.float64),
         "python": python,
     }
 
@@ -58,19 +58,19 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 
 def policy_state(learner: "Learner") -> dict[str, Any]:
-    """Of the policy and its optimizer."""
+    """State of the policy and its optimizer."""
     adapters = learner.policy.adapters
     base = {_BASE: adapters.base} if adapters else {}
     return _model_state(learner, adapters_alone=adapters is not None) | base
 
 
 def role_state(role: "LearnedRole") -> dict[str, Any]:
-    """Of a role that learns, under its name."""
+    """State of a learned role, under its name."""
     return {role.name: _model_state(role)}
 
 
 def random_states() -> dict[str, Any]:
-    """This rank's."""
+    """Random states of this rank."""
     return {f"random_rank{dist.get_rank()}": random_state()}
 
 
@@ -89,9 +89,9 @@ def _model_state(learning: "LearningModel", *, adapters_alone: bool = False) -> 
 
 
 class BackgroundSave:
-    """Saves one rank's state: copies it, and a thread writes the copy while training goes on. One save at a time."""
+    """Background save of a rank's state: a thread writes a copy, one save at a time."""
 
-    def __init__(self, learner: "Side"):
+    def __init__(self, learner: "TrainerRank"):
         self.learner = learner
         # a group of its own, apart from training's collectives; its timeout ends the wait for a dead rank
         timeout = timedelta(seconds=learner.titan.comm.init_timeout_seconds)
@@ -102,7 +102,7 @@ class BackgroundSave:
         self._writing: Future | None = None
 
     def begin(self, folder: Path, shards: str = "") -> None:
-        """All ranks call this together. The present state goes into ``folder``, which gets its final name later, or
+        """Begin a save; all ranks call it. The present state goes into ``folder``, which gets its final name later, or
         into ``shards``, a place in a store (data/storage/shards.py).
 
         Errors: RuntimeError if the save before is still being written.
@@ -125,7 +125,7 @@ class BackgroundSave:
         return FsspecWriter(f"{shards}/{part}".rstrip("/"), sync_files=True)
 
     def outcome(self) -> str | None:
-        """None while it is being written; then why it failed, or "" if it succeeded."""
+        """Outcome of the save: None while it is written, "" on success, else the error."""
         if self._writing is None:
             return "the rank that began it was replaced, or its process group rebuilt"
         if not self._writing.done():
@@ -142,7 +142,7 @@ class BackgroundSave:
 
 
 def load_policy(learner: "Learner", checkpoint: Path) -> None:
-    """All ranks call this together. Errors: StateError."""
+    """Load the policy from a checkpoint; all ranks call it. Errors: StateError."""
     state = policy_state(learner)
     base = state.get(_BASE)
     load_state(state, checkpoint)
@@ -153,7 +153,9 @@ def load_policy(learner: "Learner", checkpoint: Path) -> None:
 
 
 def load_role(role: "LearnedRole", checkpoint: Path) -> bool:
-    """Whether it is there; wherever the role lived when it was written. As ``load_policy``."""
+    """Load a learned role, whatever its placement was; returns whether the checkpoint has it.
+
+    All ranks call it. Errors: StateError."""
     folder = role_folder(checkpoint, role.name)
     if not any(name.startswith(f"{role.name}.") for name in read_metadata(folder).state_dict_metadata):
         return False  # the run went on with an algorithm that had none
@@ -164,12 +166,14 @@ def load_role(role: "LearnedRole", checkpoint: Path) -> bool:
 
 
 def role_folder(checkpoint: Path, name: str) -> Path:
-    """Where in a checkpoint a role is that learns: by itself if it had processes of its own."""
-    return own if (own := checkpoint / name).is_dir() else checkpoint
+    """Folder of a learned role in a checkpoint: its own if it had its own processes."""
+    return role_only if (role_only := checkpoint / name).is_dir() else checkpoint
 
 
 def load_random(folder: Path) -> None:
-    """This rank's random state, unless fewer ranks wrote the checkpoint. As ``load_policy``."""
+    """Load this rank's random state, unless fewer ranks wrote the checkpoint.
+
+    All ranks call it. Errors: StateError."""
     state, mine = random_states(), f"random_rank{dist.get_rank()}"
     # the length of Python's state, as text, varies, so it is read from the checkpoint
     if (saved := read_metadata(folder).state_dict_metadata.get(f"{mine}.python")) is None:

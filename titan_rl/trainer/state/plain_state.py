@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint read as data: nothing in the files can make the reader run anything.
+"""Checkpoints of torch.distributed.checkpoint read as data, without executing code from the files.
 
 A checkpoint's ``.metadata`` is a pickle, and so is each of its items. DCP reads the former and all items that are no
 tensors with pickle's full power. Whoever can write into a run directory could have any code run so, and checksums
@@ -59,7 +59,7 @@ _SHOWN = 300
 
 
 class StateError(ValueError):
-    """A checkpoint that is no plain state; says why."""
+    """Checkpoint that is no plain state, with the reason."""
 
 
 class _Unpickler(BuildCheckedUnpickler):
@@ -78,7 +78,7 @@ class _Unpickler(BuildCheckedUnpickler):
 
 
 class PlainReader(FileSystemReader):
-    """Reads a checkpoint that some number of ranks wrote together, from its folder or from a store."""
+    """Reader of a checkpoint of any number of ranks, in a folder or a store."""
 
     def __init__(self, folder: Path):
         """Errors: StoreError."""
@@ -100,7 +100,7 @@ class PlainReader(FileSystemReader):
 
 
 class PlainPlanner(DefaultLoadPlanner):
-    """Numbers and text where the state has what is no tensor."""
+    """Load planner with numbers and text for items that are no tensors."""
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
         path = self.mappings[read_item.dest_index.fqn]
@@ -122,15 +122,15 @@ def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) ->
             load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=no_dist)
     except CheckpointException as failure:  # a BaseException, which holds what each rank raised
         rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
-        said = " ".join(str(error).split())[:_SHOWN]
-        raise StateError(f"{folder} cannot be loaded (rank {rank}): {type(error).__name__}: {said}") from error
+        message = " ".join(str(error).split())[:_SHOWN]
+        raise StateError(f"{folder} cannot be loaded (rank {rank}): {type(error).__name__}: {message}") from error
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Which tensors a checkpoint has, and where. Errors: StateError for whatever is not as DCP writes it."""
+    """Tensors of a checkpoint, and their places. Errors: StateError for files that DCP did not write."""
     try:
         with open_file(folder / _METADATA, _METADATA_BYTES) as file:
-            found = _Unpickler(file).load()
+            metadata = _Unpickler(file).load()
     except StateError:
         raise
     except RefusedFile as error:
@@ -139,12 +139,12 @@ def read_metadata(folder: Path) -> Metadata:
         raise StateError(f"its {_METADATA} cannot be read: {error.strerror}") from None
     except Exception as error:  # a pickle that is cut short or made up may raise anything
         raise StateError(f"its {_METADATA} cannot be read ({type(error).__name__})") from None
-    _check(found, folder)
-    return found
+    _check(metadata, folder)
+    return metadata
 
 
 def state_flaw(folder: Path) -> str | None:
-    """What keeps a checkpoint from being read, as far as it can be told without its tensors."""
+    """Reason why a checkpoint cannot be read, checked without its tensors; None: it can."""
     try:
         _check_values(read_metadata(folder), folder)
     except StateError as error:
@@ -177,17 +177,17 @@ def _check_values(metadata: Metadata, folder: Path) -> None:
             raise StateError(f"its {index.fqn} is no plain value ({type(error).__name__})") from None
 
 
-def _check(found: Any, folder: Path) -> None:
+def _check(metadata: Any, folder: Path) -> None:
     """Errors: StateError unless it is of DCP's types, and all of it lies in files of that folder."""
     try:
-        entries, places = found.state_dict_metadata, found.storage_data
+        entries, places = metadata.state_dict_metadata, metadata.storage_data
         sizes = sizes_of(folder)
         is_sound = (
             all(
                 isinstance(name, str) and _is_sound_entry(entry, sum(sizes.values())) for name, entry in entries.items()
             )
             and all(isinstance(index, MetadataIndex) and _lies_in(place, sizes) for index, place in places.items())
-            and isinstance(found.storage_meta, described.StorageMeta | None)
+            and isinstance(metadata.storage_meta, described.StorageMeta | None)
         )
     except (AttributeError, TypeError, ValueError):
         is_sound = False

@@ -1,4 +1,4 @@
-"""A trainer rank's snapshots: its state in memory that outlives it, since another process holds it too.
+"""Snapshots of a trainer rank: its state in shared memory, which outlives the process.
 
 When a rank dies, the one that takes its place loads what was kept and the survivors load their own snapshots, so all go
 on from one step. Two steps are there: a rank may die in the middle of an update or of a copy, and all ranks need one
@@ -18,11 +18,11 @@ from titan_rl.mesh.channel.memory.slots import SlotWriter
 from titan_rl.mesh.channel.memory.streams import stream_for
 from titan_rl.mesh.channel.plan import BLOCK_BYTES
 from titan_rl.trainer.model.optimizer import load_schedule
-from titan_rl.trainer.model.parameter_memory import Held, held_by
+from titan_rl.trainer.model.parameter_memory import TrainedTensor, trained_tensors
 from titan_rl.trainer.state.checkpoint_state import random_state, set_random_state
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
 
 _SMALL_BYTES = 256 << 10
 """Room for everything but weights and moments: random states, schedule, counts."""
@@ -32,13 +32,13 @@ _CPU = torch.device("cpu")
 
 
 class Layout:
-    """Of a slot: behind the small part, what an update changes."""
+    """Layout of a slot: random states and counts, then parameters and moments."""
 
-    def __init__(self, held: list[Held]):
-        self.held, self._offsets, self.nbytes = held, [], _SMALL_BYTES
-        for one in held:
+    def __init__(self, tensors: list[TrainedTensor]):
+        self.held, self._offsets, self.nbytes = tensors, [], _SMALL_BYTES
+        for tensor in tensors:
             self._offsets.append(self.nbytes)
-            self.nbytes += -(-one.memory.nbytes // 64) * 64
+            self.nbytes += -(-tensor.memory.nbytes // 64) * 64
 
     @property
     def size(self) -> tuple[int, list[tuple[int, int]]]:
@@ -46,26 +46,26 @@ class Layout:
         starts = range(0, self.nbytes, BLOCK_BYTES)
         return self.nbytes, [(start, min(start + BLOCK_BYTES, self.nbytes)) for start in starts]
 
-    def places(self, slot: torch.Tensor) -> Iterator[tuple[Held, torch.Tensor]]:
-        """Each that has any values on this rank, and its place, of its own shape and dtype."""
-        for one, offset in zip(self.held, self._offsets, strict=True):
-            if (memory := one.memory).nbytes:
-                yield one, slot[offset : offset + memory.nbytes].view(memory.dtype).view(memory.shape)
+    def places(self, slot: torch.Tensor) -> Iterator[tuple[TrainedTensor, torch.Tensor]]:
+        """Tensors with values on this rank, and their places in a slot, of the same shape and dtype."""
+        for tensor, offset in zip(self.held, self._offsets, strict=True):
+            if (memory := tensor.memory).nbytes:
+                yield tensor, slot[offset : offset + memory.nbytes].view(memory.dtype).view(memory.shape)
 
 
 class Snapshots(ABC):
-    """A rank's own."""
+    """Snapshots of one rank."""
 
-    def __init__(self, rank: int, learner: "Side", region: Region | None = None):
+    def __init__(self, rank: int, learner: "TrainerRank", region: Region | None = None):
         """``region``: one of this rank and layout that is there already, with what is in it."""
-        self._learner: Side | None = learner
-        self._layout: Layout | None = Layout(held_by(learner))
+        self._learner: TrainerRank | None = learner
+        self._layout: Layout | None = Layout(trained_tensors(learner))
         self.region = region or Region(rank, *self.layout.size, _CPU, filled_from=learner.device)
         self.writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)], stream_for(learner.device), nice=_NICE)
 
     @property
-    def learner(self) -> "Side":
-        """The learner whose state is put aside, until ``let_go``."""
+    def learner(self) -> "TrainerRank":
+        """Learner whose state is copied, until ``let_go``."""
         assert self._learner is not None, "no snapshot is taken once the learner was let go of"
         return self._learner
 
@@ -76,33 +76,33 @@ class Snapshots(ABC):
         return self._layout
 
     def open(self) -> None:
-        """Snapshots are taken from now on; of those that were there before, none counts any more."""
+        """Start taking snapshots; earlier ones become invalid."""
         self.region.header.stamps[:] = FAILED
 
     @abstractmethod
     def take(self, step: int) -> None:
-        """Begin to put the state aside, which is that after ``step``."""
+        """Begin a snapshot of the state after ``step``."""
 
     @abstractmethod
     def settle(self) -> None:
-        """All ranks have ended the step whose snapshot was taken last."""
+        """Mark the last snapshot's step as ended on all ranks."""
 
     @abstractmethod
     def before_update(self) -> None:
-        """What is trained is about to change; its last snapshot was taken in an earlier call of all ranks."""
+        """Prepare for a change of the parameters; the last snapshot was begun in an earlier call of all ranks."""
 
     def before_move(self) -> None:
-        """What is trained is about to lie elsewhere: it is copied first, if it is being copied."""
+        """Prepare for a move of the parameters: wait for a copy under way."""
         self.writer.wait()
 
     def let_go(self) -> None:
-        """Of the learner: no more are taken, and those that were can still be loaded."""
+        """Release the learner; existing snapshots can still be loaded."""
         self.writer.wait()
         self.writer.copies = [[] for _ in range(NUM_SLOTS)]
         self._learner = self._layout = None
 
     def steps(self) -> list[int]:
-        """Steps whose state is complete here."""
+        """Steps with a complete snapshot."""
         self.writer.wait()
         return sorted({int(stamp) for stamp in self.region.header.stamps if stamp >= 0})
 
@@ -127,29 +127,34 @@ class Snapshots(ABC):
         self.writer.begin(step, slot, write_small)
 
 
-def _small(learner: "Side") -> dict[str, Any]:
+def _small(learner: "TrainerRank") -> dict[str, Any]:
     return {
         "rank": dist.get_rank(),
         "random": random_state(),
-        "schedulers": {role: one.state_dict() for role, one in learner.schedulers().items()},
+        "schedulers": {role: scheduler.state_dict() for role, scheduler in learner.schedulers().items()},
         "counts": torch.stack(_counts(learner)).tolist(),  # on a GPU as well they are looked at once
     }
 
 
-def _counts(learner: "Side") -> list[torch.Tensor]:
+def _counts(learner: "TrainerRank") -> list[torch.Tensor]:
     """Updates of each parameter."""
-    return [one.state[p]["step"] for one in learner.optimizers() for group in one.param_groups for p in group["params"]]
+    return [
+        optimizer.state[p]["step"]
+        for optimizer in learner.optimizers()
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
 
 
 @torch.no_grad()
-def load_snapshot(learner: "Side", slot: torch.Tensor) -> None:
-    """Put a learner into the state that a slot holds. It must come from the same rank of the same layout."""
+def load_snapshot(learner: "TrainerRank", slot: torch.Tensor) -> None:
+    """Load the state of a slot, which must come from the same rank of the same layout."""
     small = pickle.loads(slot[8 : 8 + int(slot[:8].view(torch.int64))].numpy().tobytes())
     assert small["rank"] == dist.get_rank(), "a snapshot of another rank"
-    for count, kept in zip(_counts(learner), small["counts"], strict=True):
-        count.fill_(kept)
-    for held, values in Layout(held_by(learner)).places(slot):
-        held.memory.copy_(values)
+    for count, saved in zip(_counts(learner), small["counts"], strict=True):
+        count.fill_(saved)
+    for tensor, values in Layout(trained_tensors(learner)).places(slot):
+        tensor.memory.copy_(values)
     learner.weights_changed()
     for role, scheduler in learner.schedulers().items():
         load_schedule(scheduler, small["schedulers"][role])

@@ -13,11 +13,11 @@ again: no moment holds both. Its pages are new then, which costs some time.
 from typing import TYPE_CHECKING
 
 from titan_rl.config.sections.schema import Config
-from titan_rl.trainer.model.parameter_memory import held_by
+from titan_rl.trainer.model.parameter_memory import trained_tensors
 from titan_rl.trainer.state.snapshot import Layout, Snapshots
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,11 +26,11 @@ from titan_rl.mesh.channel.memory.region import FAILED, NUM_SLOTS, WRITING
 from titan_rl.mesh.resources.released_memory import drop_shared_contents, give_back
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.rank_interface import TrainerRank
 
 
 class CopiedSnapshots(Snapshots):
-    """Both slots hold copies; the older goes."""
+    """Snapshots as two copies; the older is overwritten."""
 
     def take(self, step: int) -> None:
         self.writer.wait()
@@ -39,7 +39,7 @@ class CopiedSnapshots(Snapshots):
         slot = next((s for s in range(NUM_SLOTS) if stamps[s] == step), int(stamps.argmin()))
         # made anew each time: loading a checkpoint replaces the moments' tensors
         places = self.layout.places(self.region.slots[slot])
-        self.writer.copies[slot] = [(place, held.memory) for held, place in places]
+        self.writer.copies[slot] = [(place, tensor.memory) for tensor, place in places]
         self._begin(step, slot)
 
     def before_move(self) -> None:
@@ -58,9 +58,11 @@ _STATE, _COPY = 0, 1
 
 
 class SnapshotsInPlace(Snapshots):
-    """One slot is the state itself, the other a copy. Made before anybody has a view of what is trained: that moves."""
+    """Snapshots as the state itself and one copy.
 
-    def __init__(self, rank: int, learner: "Side", spares_memory: bool = False):
+    Created before any view of the parameters, since these move."""
+
+    def __init__(self, rank: int, learner: "TrainerRank", spares_memory: bool = False):
         super().__init__(rank, learner)
         self._spares_memory = spares_memory
         self._move_in()
@@ -69,9 +71,9 @@ class SnapshotsInPlace(Snapshots):
     @torch.no_grad()
     def _move_in(self) -> None:
         """Whatever is not there: at first all, later what a checkpoint brought."""
-        for held, place in self.layout.places(self.region.slots[_STATE]):
-            if held.memory.data_ptr() != place.data_ptr():
-                held.move(_by_itself(place))
+        for tensor, place in self.layout.places(self.region.slots[_STATE]):
+            if tensor.memory.data_ptr() != place.data_ptr():
+                tensor.move(_by_itself(place))
 
     def take(self, step: int) -> None:
         self.writer.wait()
@@ -112,20 +114,20 @@ def _by_itself(place: torch.Tensor) -> torch.Tensor:
 
 
 def spares_memory(config: Config) -> bool:
-    """Whether a rank on a CPU does so (``SnapshotsInPlace``): in turns, when it gives all back in each step anyway, and
-    not where another host reads the copy by RDMA, whose pages must stay."""
+    """Whether a CPU rank drops the copy after each step (``SnapshotsInPlace``): when colocated, and without remote
+    readers by RDMA, whose pages must stay."""
     return config.placement.mode == "colocated" and not config.hosts.is_on
 
 
-def make_snapshots(rank: int, learner: "Side", config: Config, before: Snapshots | None = None) -> Snapshots:
-    """Of a ``trainer.rank_interface.Side``, before anybody else has a view of what it trains: that may move.
+def make_snapshots(rank: int, learner: "TrainerRank", config: Config, before: Snapshots | None = None) -> Snapshots:
+    """Snapshots of a trainer rank, created before any view of its parameters, which may move.
 
     ``before``: of this rank's learner before. Copies go on in its memory, where what it took is still to be read until
     these are opened: on a GPU's host it is as much as the state twice over, and takes long to pin.
     """
     if learner.device.type == "cpu" and not learner.has_views:
         return SnapshotsInPlace(rank, learner, spares_memory(config))
-    size = Layout(held_by(learner)).size
+    size = Layout(trained_tensors(learner)).size
     if isinstance(before, CopiedSnapshots) and (before.region.slot_bytes, before.region.blocks) == size:
         return CopiedSnapshots(rank, learner, before.region)
     return CopiedSnapshots(rank, learner)

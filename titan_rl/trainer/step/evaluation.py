@@ -11,17 +11,21 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.distributed.ranks import reduced
 from titan_rl.trainer.objective.objective import add_sums, loss_and_sums, step_metrics, zero_totals
-from titan_rl.trainer.objective.preparation import Found, completed, with_places
+from titan_rl.trainer.objective.preparation import RowColumns, completed, with_placed_columns
 from titan_rl.trainer.step.learner import Learner
 
 
 @torch.no_grad()
-def evaluate(learner: Learner, rows: list[Row], algorithm: Algorithm, found: Sequence[Found] = ()) -> StepMetrics:
-    """Of this rank's rows with those of all others. ``algorithm``: the learner's, or one that needs no more roles and
-    has the same head. ``found``: what roles in other processes found of the rows."""
-    [prepared] = learner.prepare(with_places([rows], found))
-    prepared = completed(learner.policy.fit(prepared), learner.nothing_found)
-    totals = zero_totals(algorithm, learner.nothing_found(1), learner.device)
+def evaluate(
+    learner: Learner, rows: list[Row], algorithm: Algorithm, role_columns: Sequence[RowColumns] = ()
+) -> StepMetrics:
+    """Metrics of all ranks' rows, without an update.
+
+    ``algorithm``: the learner's, or one with the same head and no further roles; ``role_columns``: computed by roles in
+    other processes."""
+    [prepared] = learner.prepare(with_placed_columns([rows], role_columns))
+    prepared = completed(learner.policy.fit(prepared), learner.zero_columns)
+    totals = zero_totals(algorithm, learner.zero_columns(1), learner.device)
     for row, statistics in zip(prepared, learner.policy.measure(prepared), strict=True):
         if statistics is not None:
             _, sums = loss_and_sums(algorithm, statistics, learner.policy.columns(row))

@@ -1,10 +1,10 @@
-"""What a trainer rank does to its model (sharded_model.py): this drives its steps.
+"""Training steps of a policy rank on its sharded model (sharded_model.py).
 
     train_step: roles ─▶ advantages ─▶ for each update: forward_backward ─▶ the learned role's update ─▶ optimizer_step
 
 ``forward_backward`` and ``optimizer_step`` are separate, so that gradients of several rows, and later of several
-meshes, can add up between them. What is minimized is in objective.py, by what in optimizer.py, what is found out before
-in preparation.py; nothing here knows of actors.
+meshes, can add up between them. What is minimized is in objective.py, by what in optimizer.py, columns and advantages
+in preparation.py; nothing here depends on actors.
 
 Dimensions: S trained tokens of a row.
 """
@@ -39,7 +39,7 @@ from titan_rl.trainer.distributed.ranks import (
 from titan_rl.trainer.learning import LearningModel
 from titan_rl.trainer.model.optimizer import build_optimizer, set_optimizer
 from titan_rl.trainer.model.sharded_model import Columns, make_sharded
-from titan_rl.trainer.objective.nonfinite import find_culprits
+from titan_rl.trainer.objective.nonfinite import find_nonfinite_samples
 from titan_rl.trainer.objective.objective import (
     add_sums,
     expected_gradient,
@@ -49,22 +49,22 @@ from titan_rl.trainer.objective.objective import (
     zero_totals,
 )
 from titan_rl.trainer.objective.preparation import (
-    Found,
+    RowColumns,
     as_array,
     completed,
     is_refined,
-    still_rows,
+    rows_without_gradient,
     with_advantages,
-    with_found,
-    with_places,
+    with_placed_columns,
+    with_role_columns,
 )
-from titan_rl.trainer.rank_interface import Side, T
+from titan_rl.trainer.rank_interface import T, TrainerRank
 from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen import FrozenRole, roles_with_trainer
-from titan_rl.trainer.roles.joint_step import taught_step
-from titan_rl.trainer.roles.learned_role import LearnedRole, Taught, Told
+from titan_rl.trainer.roles.joint_step import joint_step
+from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface, RoleResult
 from titan_rl.trainer.roles.names import BASE, WORDS, found_columns, learned_role, role_path
-from titan_rl.trainer.roles.registry import learned_beside
+from titan_rl.trainer.roles.registry import make_learned_role
 from titan_rl.trainer.state.checkpoint_state import (
     load_policy,
     load_random,
@@ -80,27 +80,32 @@ from titan_rl.trainer.whole_rollouts import JoinedLoss, joined_loss
 
 @dataclass(frozen=True)
 class Gradients:
-    """They are in the parameters, clipped; here is what is known of them. Until they are applied nothing changes."""
+    """Metrics of the clipped gradients that the parameters hold, not applied yet."""
 
     rows: list[Row]
     metrics: StepMetrics
     """Of all ranks together: the same on each."""
-    taught: Taught | None
-    """The role that has begun to learn from the rows, and is to end it."""
+    role: LearnedRoleInterface | None
+    """Learned role whose update on the rows is under way."""
 
 
-class Learner(Side):
+class Learner(TrainerRank):
     """One rank's part of the policy, its algorithm, optimizer and schedule, and the roles beside it. The process group
     must be up."""
 
     def __init__(
-        self, config: Config, titan: TitanConfig, model_path: str | Path, kept: str = "", bridge: Bridge | None = None
+        self,
+        config: Config,
+        titan: TitanConfig,
+        model_path: str | Path,
+        initial_policy: str = "",
+        bridge: Bridge | None = None,
     ):
-        """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does.
-        ``bridge``: to the role that learns in processes of its own, if one does."""
+        """``initial_policy``: directory of the policy as it was when reinforcement learning began, if it is saved;
+        ``bridge``: to a learned role with its own processes."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
         self.spans = Spans()
-        self.step_found = []
+        self.step_values = []
         self.device = device.local_device(dist.get_rank())
         self.parallel_dims = parallel_dims(titan.parallelism)
         on_data = bool(config.data.file)
@@ -114,32 +119,32 @@ class Learner(Side):
         self.algorithm.implementation = self.policy.implementation
         self._roles = roles_with_trainer(
             *(config, self.algorithm.needs),
-            path_of=lambda role: role_path(config, role, model_path, kept),
+            path_of=lambda role: role_path(config, role, model_path, initial_policy),
             sharded=sharded,
-            adapted=self.policy if self.policy.adapters and not (config.reference.path or kept) else None,
+            adapted=self.policy if self.policy.adapters and not (config.reference.path or initial_policy) else None,
         )
         self.is_counted = is_first_of_rows(self.parallel_dims)
         """Whether this rank's rows are: of ranks that have the same ones, the first's."""
         self._sees = self.pipeline is None or self.pipeline.has_last
-        """Whether the policy's head is here, and what roles say of tokens."""
-        self.learned: Taught | None = learned_beside(
+        """Whether this rank has the policy's head, and the columns of roles."""
+        self.learned: LearnedRoleInterface | None = make_learned_role(
             *(config, titan, self.algorithm.needs, self.model_path, sharded, self.parallel_dims, bridge),
             before_update=lambda: self.before_update(),
-            speaks=self._sees and self.is_counted,
+            reports=self._sees and self.is_counted,
         )
-        """The role that learns beside the policy, if one does."""
+        """Learned role, or None."""
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
         self.optimizer, self.scheduler = build_optimizer(titan, self.model_parts, num_updates)
         self.before_update: Callable[[], None] = lambda: None
         """Called before parameters change: somebody may still be copying them."""
         self.statistics: dict[int, torch.Tensor] = {}
-        """Of each row of the last pass, what the head gave: log-probabilities and entropies [2, S], or values [1, S];
-        where this rank saw them."""
+        """Head outputs of each row of the last pass: log-probabilities and entropies [2, S], or values [1, S]; on ranks
+        that have the head."""
         if config.lora.adapter:
             self.begin_learned()
 
     def take_settings(self, config: Config) -> None:
-        """Weights, moments and the place in the schedule stay."""
+        """Apply changed settings; weights, moments and the place in the schedule stay."""
         self.config, self.titan = config, build_titan(config)
         algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=bool(config.data.file))
         algorithm.implementation = self.algorithm.implementation
@@ -147,7 +152,7 @@ class Learner(Side):
         num_updates = self.titan.training.steps * config.algorithm.updates_per_batch
         set_optimizer(self.optimizer, self.scheduler, self.titan, self.model_parts, num_updates)
 
-    # what a search for bad numbers asks besides (nonfinite.py)
+    # for the search for non-finite samples (objective/nonfinite.py)
 
     @property
     def gives(self) -> str:
@@ -165,14 +170,14 @@ class Learner(Side):
     # before the updates of a step
 
     def prepare(self, batches: list[list[Row]]) -> list[list[Row]]:
-        """The rows of each update of a step, with what roles found of them, and the advantages that the loss gets."""
+        """Rows of each update of a step, with columns of roles and final advantages."""
         return self._with_advantages(self._compared(batches))
 
-    def gradients(self, rows: list[Row], found: Sequence[Found] = ()) -> Gradients | BadNumbers:
-        """Those of a step's one update, for a loop of one's own: ``apply_gradients`` comes next."""
+    def gradients(self, rows: list[Row], role_columns: Sequence[RowColumns] = ()) -> Gradients | BadNumbers:
+        """Gradients of a step's single update, for a custom loop; ``apply_gradients`` follows."""
         self.optimizer.zero_grad()
-        [prepared] = self.prepare(with_places([rows], found))
-        return self._make_gradients(prepared, taught=None)
+        [prepared] = self.prepare(with_placed_columns([rows], role_columns))
+        return self._make_gradients(prepared, role=None)
 
     def _compared(self, batches: list[list[Row]]) -> list[list[Row]]:
         """With what is found by roles that never learn, and by the policy itself as it is."""
@@ -181,38 +186,38 @@ class Learner(Side):
             finders.append(self._find_proximal)
         if not (finders or self.learned or is_refined(algorithm) or algorithm.normalizes_batch):
             return batches
-        return [completed(with_found(self.policy.fit(rows), finders), self.nothing_found) for rows in batches]
+        return [completed(with_role_columns(self.policy.fit(rows), finders), self.zero_columns) for rows in batches]
 
     def _with_advantages(self, batches: list[list[Row]]) -> list[list[Row]]:
         """With what the role finds that learns, and refined by all that was found."""
         if self.learned is not None:
-            batches = [with_found(rows, [self.learned.find]) for rows in batches]
+            batches = [with_role_columns(rows, [self.learned.find]) for rows in batches]
         return with_advantages(self.algorithm, batches, self.policy, sees=self._sees, is_counted=self.is_counted)
 
     def _find_proximal(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         return [{} if s is None else {"proximal_logprob_S": as_array(s[0])} for s in self.policy.measure(rows)]
 
     def train_step(
-        self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
+        self, batches: list[list[Row]], has_signal: list[bool], role_columns: Sequence[RowColumns] = ()
     ) -> list[StepMetrics | BadNumbers]:
-        """``found``: what roles in other processes found of these rows."""
+        """Train on one step; ``role_columns``: computed by roles in other processes."""
         with self.spans.span("roles"):
-            batches = self._compared(with_places(batches, found))
-        self.step_found = []
+            batches = self._compared(with_placed_columns(batches, role_columns))
+        self.step_values = []
         moves = [signal or not self.algorithm.is_still_without_advantage for signal in has_signal]
 
-        def updates(told: Sequence[Told | None], waits: bool) -> list[StepMetrics | BadNumbers]:
-            them = zip(self._with_advantages(batches), moves, told, strict=True)
-            return [self._recorded(rows, may_move and not waits, said) for rows, may_move, said in them]
+        def updates(results: Sequence[RoleResult | None], waits: bool) -> list[StepMetrics | BadNumbers]:
+            updates_in_order = zip(self._with_advantages(batches), moves, results, strict=True)
+            return [self._recorded(rows, may_move and not waits, result) for rows, may_move, result in updates_in_order]
 
         if self.learned is None:
             return updates([None] * len(batches), False)
-        return taught_step(self.learned, batches, updates)
+        return joint_step(self.learned, batches, updates)
 
-    def _recorded(self, rows: list[Row], has_signal: bool, told: Told | None) -> StepMetrics | BadNumbers:
-        answer = self.train(rows, has_signal, told)
-        self.step_found.append(self._found_of(rows, answer))
-        return answer
+    def _recorded(self, rows: list[Row], has_signal: bool, role_result: RoleResult | None) -> StepMetrics | BadNumbers:
+        result = self.train(rows, has_signal, role_result)
+        self.step_values.append(self._step_values(rows, result))
+        return result
 
     # an update
 
@@ -226,14 +231,14 @@ class Learner(Side):
         return loss
 
     def _joined(self, rows: list[Row]) -> JoinedLoss | None:
-        """What the loss asks of rollouts whose branches lie in several rows, if it asks something of whole ones."""
+        """Loss of rollouts whose branches lie in several rows, if the algorithm needs whole rollouts."""
         if not self.algorithm.needs_whole_rollouts:
             return None
         loss = partial(loss_and_sums, self.algorithm)
-        return joined_loss(self.policy, rows, loss, self._asked, is_counted=self._sees and self.is_counted)
+        return joined_loss(self.policy, rows, loss, self._head_keywords, is_counted=self._sees and self.is_counted)
 
-    def _asked(self, columns: Columns) -> dict:
-        """What the head is told besides its targets."""
+    def _head_keywords(self, columns: Columns) -> dict:
+        """Arguments of the head besides its targets."""
         if self.algorithm.head == "value":
             return {}
         words = {"words_SK": columns[WORDS]} if WORDS in columns else {}
@@ -243,35 +248,35 @@ class Learner(Side):
         }
 
     def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
-        """Add the rows' gradients up; gives back sums over their trained tokens (``agreement_max``: a maximum).
+        """Accumulate the gradients of rows; returns sums over trained tokens (``agreement_max``: a maximum).
 
         With a pipeline, the sums are zero but on the last stage.
         """
-        rows = completed(self.policy.fit(rows), self.nothing_found)
-        totals = zero_totals(self.algorithm, self.nothing_found(1), self.device)
+        rows = completed(self.policy.fit(rows), self.zero_columns)
+        totals = zero_totals(self.algorithm, self.zero_columns(1), self.device)
         self.statistics.clear()
-        still = still_rows(self.algorithm, rows, self.device)
+        still = rows_without_gradient(self.algorithm, rows, self.device)
         loss = partial(self._loss, totals=totals)
         if (joined := self._joined(rows)) is not None:
             rows, loss = joined.rows, joined.added_to(loss)
             add_sums(totals, joined.sums)
-        self.policy.forward_backward(rows, loss, self._asked, still)
+        self.policy.forward_backward(rows, loss, self._head_keywords, still)
         return totals
 
-    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
-        """Zeros for all that is found out of so many tokens."""
+    def zero_columns(self, num_tokens: int) -> dict[str, np.ndarray]:
+        """Zeros for all columns of roles, for ``num_tokens`` tokens."""
         needs = self.algorithm.needs
         proximal = {"proximal_logprob_S": np.zeros(num_tokens, np.float32)} if needs.proximal else {}
-        learned = {} if self._taught is None else self._taught.nothing_found(num_tokens)
-        return found_columns(needs, num_tokens) | proximal | learned
+        role_columns = {} if self._active_role is None else self._active_role.zero_columns(num_tokens)
+        return found_columns(needs, num_tokens) | proximal | role_columns
 
     @property
-    def _taught(self) -> Taught | None:
-        """The role that has a part in the present updates: none in supervised ones."""
+    def _active_role(self) -> LearnedRoleInterface | None:
+        """Learned role in the present updates; None in supervised steps."""
         return None if learned_role(self.algorithm.needs) is None else self.learned
 
     def optimizer_step(self, has_signal: bool) -> float:
-        """Step and clear; the learning rate used.
+        """Step the optimizer and clear gradients; returns the learning rate.
 
         Without a signal the gradient is exactly zero: the optimizer is left alone, since its momentum would move the
         weights, and only the schedule advances.
@@ -290,39 +295,41 @@ class Learner(Side):
             self.policy.adapters.refresh()
 
     def gradient_norm(self) -> float:
-        """Of all ranks' gradients, which are then clipped to ``training.max_norm``."""
+        """Norm of all ranks' gradients; clips them to ``training.max_norm``."""
         return clipped_gradient_norm(self.model_parts, self.titan.training.max_norm, self.parallel_dims)
 
     def is_finite_everywhere(self, value: float) -> bool:
-        """Whether it is on all ranks: the same answer on each."""
+        """Whether a value is finite on all ranks; the same answer on each."""
         return is_finite_everywhere(value, self.device)
 
     def loss_of(self, row: Row, statistics: torch.Tensor) -> float:
-        """The loss that a row has at these log-probabilities and entropies [2, S], or values [1, S]."""
+        """Loss of a row from its log-probabilities and entropies [2, S], or values [1, S]."""
         columns = self.policy.columns(row)
         statistics = statistics[0] if self.algorithm.head == "value" else statistics
         loss, _ = self.algorithm.loss(loss_inputs(self.algorithm, statistics, columns, columns["offsets_N"]))
         return float(loss)
 
-    def train(self, rows: list[Row], has_signal: bool, told: Told | None = None) -> StepMetrics | BadNumbers:
+    def train(
+        self, rows: list[Row], has_signal: bool, role_result: RoleResult | None = None
+    ) -> StepMetrics | BadNumbers:
         """One optimizer step on this rank's rows, after the learned role's; every rank gets the same metrics.
 
         If a loss or gradient is not finite, weights, moments and schedules stay as they were, on all ranks.
-        ``told``: what came of the role's own update on these rows, if that was made before.
+        ``role_result``: of the role's earlier update on these rows, if there was one.
         """
-        if isinstance(told, BadNumbers):
-            return told
+        if isinstance(role_result, BadNumbers):
+            return role_result
         with self.spans.span("forward and backward"):
-            made = self._make_gradients(rows, taught=self._taught if told is None else None)
-        if isinstance(made, BadNumbers):
-            return made
+            gradients = self._make_gradients(rows, role=self._active_role if role_result is None else None)
+        if isinstance(gradients, BadNumbers):
+            return gradients
         with self.spans.span("optimizer"):
-            return self.apply_gradients(made, has_signal, told)
+            return self.apply_gradients(gradients, has_signal, role_result)
 
-    def _make_gradients(self, rows: list[Row], *, taught: Taught | None) -> Gradients | BadNumbers:
-        """``taught``: the role that is to learn from the rows meanwhile."""
-        if taught is not None:
-            taught.begin(rows)
+    def _make_gradients(self, rows: list[Row], *, role: LearnedRoleInterface | None) -> Gradients | BadNumbers:
+        """``role``: to be updated on the rows concurrently."""
+        if role is not None:
+            role.begin(rows)
         start = time.perf_counter()
         totals = reduced(self.forward_backward(rows), is_counted=self.is_counted)
         middle = time.perf_counter()
@@ -333,40 +340,42 @@ class Learner(Side):
                 raise FloatingPointError(f"the gradient norm is {norm}")
         except FloatingPointError as error:
             self.optimizer.zero_grad()
-            if taught is not None:
-                taught.forget()
-            return find_culprits(self, rows, str(error))
+            if role is not None:
+                role.forget()
+            return find_nonfinite_samples(self, rows, str(error))
         seconds = dict(seconds_forward_backward=middle - start, seconds_optimizer=time.perf_counter() - middle)
-        return Gradients(rows, replace(step_metrics(totals), grad_norm=norm, **seconds), taught)
+        return Gradients(rows, replace(step_metrics(totals), grad_norm=norm, **seconds), role)
 
-    def apply_gradients(self, made: Gradients, has_signal: bool, told: Told | None = None) -> StepMetrics | BadNumbers:
-        """The optimizer step. ``told``: what came of the role's own update on the rows, if that was made before."""
+    def apply_gradients(
+        self, gradients: Gradients, has_signal: bool, role_result: RoleResult | None = None
+    ) -> StepMetrics | BadNumbers:
+        """Apply gradients. ``role_result``: of the role's earlier update on the rows, if there was one."""
         start = time.perf_counter()
-        if made.taught is not None:
-            told = made.taught.learn(made.rows)
-        if isinstance(told, BadNumbers):
+        if gradients.role is not None:
+            role_result = gradients.role.learn(gradients.rows)
+        if isinstance(role_result, BadNumbers):
             self.optimizer.zero_grad()
-            return told
+            return role_result
         learning_rate = self.optimizer_step(has_signal)
         return replace(
-            made.metrics,
-            loss_metrics=made.metrics.loss_metrics | (told or {}),
+            gradients.metrics,
+            loss_metrics=gradients.metrics.loss_metrics | (role_result or {}),
             learning_rate=learning_rate,
-            seconds_optimizer=made.metrics.seconds_optimizer + time.perf_counter() - start,
+            seconds_optimizer=gradients.metrics.seconds_optimizer + time.perf_counter() - start,
         )
 
-    def _found_of(self, rows: list[Row], answer: StepMetrics | BadNumbers) -> dict[int, np.ndarray]:
-        """Of each row of the last update that this rank speaks for: mesh/telemetry/step_record.py has its form."""
-        if self.gives != "logprob" or isinstance(answer, BadNumbers):
+    def _step_values(self, rows: list[Row], result: StepMetrics | BadNumbers) -> dict[int, np.ndarray]:
+        """Recorded values of each row that this rank reports (mesh/telemetry/step_record.py)."""
+        if self.gives != "logprob" or isinstance(result, BadNumbers):
             return {}
         refined = self.learned is not None or is_refined(self.algorithm) or self.algorithm.normalizes_batch
-        found = {index: values for index, values in self.logprobs().items() if index < len(rows)}
+        row_logprobs = {index: values for index, values in self.logprobs().items() if index < len(rows)}
         if not refined:
-            return {index: values[None] for index, values in found.items()}
-        return {index: np.stack([values, rows[index].advantage_S]) for index, values in found.items()}
+            return {index: values[None] for index, values in row_logprobs.items()}
+        return {index: np.stack([values, rows[index].advantage_S]) for index, values in row_logprobs.items()}
 
     def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
-        """Supervised steps with an optimizer and a schedule of their own; gives back the loss of each.
+        """Supervised steps with their own optimizer and schedule; returns the loss of each.
 
         Errors: FloatingPointError that names step and samples, if a loss or gradient is not finite.
         """
@@ -376,12 +385,12 @@ class Learner(Side):
         return losses
 
     def begin_learned(self) -> None:
-        """The role that learns beside the policy, if it has no weights of its own, takes the policy's."""
+        """Initialize the learned role from the policy, unless it has its own weights."""
         if self.learned is not None and not self.learned.settings.path:
-            self.learned.begin_as(self.policy)
+            self.learned.init_from(self.policy)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters of all that learns, by name."""
+        """Trained parameters of policy and learned role, by name."""
         for part in self.model_parts:
             yield from part.named_parameters()
         if self.learned is not None:
@@ -389,7 +398,7 @@ class Learner(Side):
 
     @property
     def learned_here(self) -> LearnedRole | None:
-        """The role that learns beside the policy, if it does so in these processes."""
+        """Learned role in these processes, or None."""
         return self.learned if isinstance(self.learned, LearnedRole) else None
 
     @property
@@ -405,7 +414,7 @@ class Learner(Side):
         return self.policy.shards()
 
     def digests(self) -> dict[str, str]:
-        """Roles', and of those under adapters."""
+        """Digests of frozen roles, and of the weights below adapters."""
         base = {BASE: self.policy.digest()} if self.policy.adapters else {}
         return base | {name: role.model.digest() for name, role in self.roles.items()}
 
@@ -417,7 +426,7 @@ class Learner(Side):
             self.learned_here.model.save(Path(beside) / self.learned_here.name, dtype)
 
     def logprobs(self) -> dict[int, np.ndarray]:
-        """Of each row of the last pass, [S]; none of the rows that other ranks speak for."""
+        """Log-probabilities [S] of each row of the last pass; empty where another rank reports them."""
         if not self.is_counted:
             return {}
         return {index: statistics[0].float().cpu().numpy() for index, statistics in self.statistics.items()}

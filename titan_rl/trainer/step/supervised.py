@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # which imports this
 
 
 def supervised_steps(learner: "Learner", batches: list[list[Row]], lr: float) -> list[float]:
-    """The loss of each. Errors: FloatingPointError (Learner.sft)."""
+    """Run supervised steps; returns the loss of each. Errors: FloatingPointError (Learner.sft)."""
     losses = []
     with _instead(learner, SFT(), *build_sft_optimizer(learner.model_parts, lr, len(batches))):
         for rows in batches:
@@ -35,10 +35,10 @@ def supervised_steps(learner: "Learner", batches: list[list[Row]], lr: float) ->
 def _instead(
     learner: "Learner", algorithm: Algorithm, optimizer: OptimizersContainer, scheduler: LRSchedulersContainer
 ) -> Iterator[None]:
-    """Train by these for a while."""
-    kept = learner.algorithm, learner.optimizer, learner.scheduler
+    """Replace algorithm, optimizer and schedule inside the context."""
+    before = learner.algorithm, learner.optimizer, learner.scheduler
     learner.algorithm, learner.optimizer, learner.scheduler = algorithm, optimizer, scheduler
     try:
         yield
     finally:
-        learner.algorithm, learner.optimizer, learner.scheduler = kept
+        learner.algorithm, learner.optimizer, learner.scheduler = before

@@ -174,7 +174,7 @@ def unweighed_nan(learner: "Learner", row: "Row") -> list[str]:
 
     weight_S, advantage_S = row.weight_S.copy(), row.advantage_S.copy()
     weight_S[0] = advantage_S[0] = 0.0
-    [row] = completed([replace(row, weight_S=weight_S, advantage_S=advantage_S)], learner.nothing_found)
+    [row] = completed([replace(row, weight_S=weight_S, advantage_S=advantage_S)], learner.zero_columns)
     columns = learner.policy.columns(row)
     statistics = no_statistics(learner.algorithm, len(weight_S), learner.device) - 1.0
     statistics[0, 0] = torch.nan
