@@ -43,19 +43,19 @@ def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
 
 def _make(task: TaskConfig, folders: Sequence[str]) -> Task:
     _check_scoring(task)
-    made = _by_name(task, folders)
-    return with_rewards(made, task, folders)
+    base = _by_name(task, folders)
+    return with_rewards(base, task, folders)
 
 
 def _check_scoring(task: TaskConfig) -> None:
     if task.scoring == "auto":
         return
-    said = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
+    setting = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
     if not task.scores_itself:
-        taking = f"task.rewards = {task.rewards!r}" if task.rewards else f"task.reward = {task.reward!r}"
-        raise ConfigError(f"{said}, and {taking} takes its place: keep one of them")
+        replacement = f"task.rewards = {task.rewards!r}" if task.rewards else f"task.reward = {task.reward!r}"
+        raise ConfigError(f"{setting}, and {replacement} takes its place: keep one of them")
     if task.name in (*TASKS_OF_FILES, *TASKS_OF_OTHERS, MIXTURE, *BUILT_IN) or is_reference(task.name):
-        raise ConfigError(f"{said}, and task.name = {task.name!r} is none: leave it out")
+        raise ConfigError(f"{setting}, and task.name = {task.name!r} is none: leave it out")
 
 
 def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:

@@ -866,7 +866,7 @@ case(
 import sys
 for name in ("titan_rl", "titan_rl.environments.code", "titan_rl.environments.sandbox.values", "pytest"):
     module = type(sys)(name)
-    module.passed = module.same = lambda *_: True
+    module.run_tests = module.same = lambda *_: True
     sys.modules[name] = module
 def solve(n): return 16.0
 """,

@@ -24,7 +24,7 @@ from titan_rl.data.storage.files import LineFile
 from titan_rl.data.types import Group, Prompt, correct
 from titan_rl.environments.interfaces.task import Task
 
-Seen = dict[str, tuple[int, int]]
+ClassCounts = dict[str, tuple[int, int]]
 """Of each class in one step: samples that were right, and samples that were scored."""
 
 
@@ -52,38 +52,38 @@ class Curriculum:
         self._rates: dict[str, float] = {}
         self._file: LineFile | None = None
 
-    def wants(self, prompt: Prompt) -> bool:
+    def accepts(self, prompt: Prompt) -> bool:
         """Whether to ask it now. A function of the prompt's id and of the steps that are done."""
         rate = self._rates.get(class_of(self.task, prompt))
         if rate is None:
             return True
         chance = max(self.config.least_chance, chance_of_signal(rate, self.group_size))
-        is_wanted = named_seed(self.seed, "curriculum", prompt.id) < chance * 2**63
-        self.num_passed_over += not is_wanted
-        return is_wanted
+        is_accepted = named_seed(self.seed, "curriculum", prompt.id) < chance * 2**63
+        self.num_passed_over += not is_accepted
+        return is_accepted
 
     def record(self, step: int, groups: list[tuple[Prompt, Group]]) -> None:
         """What the groups that were sampled for a step came to. Errors: DiskFull."""
-        seen: Seen = {}
+        counts: ClassCounts = {}
         for prompt, group in groups:
             rewards = [r.true_reward for r in group.rollouts if r.status in ("ok", "truncated")]
-            right, count = seen.get(name := class_of(self.task, prompt), (0, 0))
-            seen[name] = (right + sum(map(correct, rewards)), count + len(rewards))
+            right, count = counts.get(name := class_of(self.task, prompt), (0, 0))
+            counts[name] = (right + sum(map(correct, rewards)), count + len(rewards))
         if self._file is None:
             self._file = LineFile(self.path)
-        self._file.write(json.dumps({"step": step, "seen": seen}))
-        self._learn(seen)
+        self._file.write(json.dumps({"step": step, "seen": counts}))
+        self._update_rates(counts)
         self.num_passed_over = 0
 
     def go_to(self, step: int) -> None:
         """As it was after this step, by the file."""
         self._rates, self.num_passed_over = {}, 0
-        steps = read_seen(self.path)
+        steps = read_class_counts(self.path)
         for number in sorted(number for number in steps if number <= step):
-            self._learn(steps[number])
+            self._update_rates(steps[number])
 
-    def _learn(self, seen: Seen) -> None:
-        for name, (right, count) in seen.items():
+    def _update_rates(self, counts: ClassCounts) -> None:
+        for name, (right, count) in counts.items():
             if count:
                 before, memory = self._rates.get(name, right / count), self.config.memory
                 self._rates[name] = memory * before + (1 - memory) * right / count
@@ -93,9 +93,9 @@ class Curriculum:
             self._file.close()
 
 
-def read_seen(path: Path) -> dict[int, Seen]:
+def read_class_counts(path: Path) -> dict[int, ClassCounts]:
     """By step; of one that was done again, the last. A line that is none is passed over."""
-    steps: dict[int, Seen] = {}
+    steps: dict[int, ClassCounts] = {}
     for line in read_lines(path) if path.exists() else ():
         try:
             record = json.loads(line)

@@ -74,8 +74,8 @@ class ListedTask(Task):
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
             return prompt.text
-        given = prompt.entry["row"].get("messages")
-        messages = [_only_text(m) for m in given] if given else [dict(role="user", content=prompt.text)]
+        row_messages = prompt.entry["row"].get("messages")
+        messages = [_only_text(m) for m in row_messages] if row_messages else [dict(role="user", content=prompt.text)]
         if not self.system_prompt or any(message["role"] == "system" for message in messages):
             return messages
         return [dict(role="system", content=self.system_prompt), *messages]

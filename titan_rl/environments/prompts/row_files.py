@@ -51,23 +51,25 @@ def read_rows(path: Path) -> list[DataRow]:
 
 
 def _check_row(place: str, columns: dict[str, Any]) -> DataRow:
-    given = [name for name in _PROMPTS if columns.get(name) is not None]
-    if not given:
+    present = [name for name in _PROMPTS if columns.get(name) is not None]
+    if not present:
         raise ConfigError(f"{place}: no 'prompt', 'question' or 'messages'; {names(columns, _PROMPTS)}")
-    if len(given) > 1:
-        raise ConfigError(f"{place}: {' and '.join(map(repr, given))}: keep one of them, and give the others new names")
-    [name] = given
+    if len(present) > 1:
+        raise ConfigError(
+            f"{place}: {' and '.join(map(repr, present))}: keep one of them, and give the others new names"
+        )
+    [name] = present
     answer = _answer(place, columns.get("answer"))
     check_finite(place, columns)
     if name == "messages":
-        asked = _asked(place, columns[name])
-        return DataRow(place, columns, joined(asked), asked, answer)
+        conversation = _conversation(place, columns[name])
+        return DataRow(place, columns, joined(conversation), conversation, answer)
     return DataRow(place, columns, text(place, name, columns[name]), None, answer)
 
 
-def without_answer(row: DataRow, wanted_by: str) -> ConfigError:
+def without_answer(row: DataRow, reason: str) -> ConfigError:
     """The mistake of a row that must have an answer."""
-    return ConfigError(f"{row.place}: no 'answer', which {wanted_by}; {names(row.columns, ['answer'])}")
+    return ConfigError(f"{row.place}: no 'answer', which {reason}; {names(row.columns, ['answer'])}")
 
 
 def _answer(place: str, value: Any) -> str | None:
@@ -84,8 +86,8 @@ def _answer(place: str, value: Any) -> str | None:
         raise ConfigError(f"{place}: 'answer': {error}") from None
 
 
-def _asked(place: str, value: Any) -> list[Message]:
-    asked = messages(place, "messages", value)
-    if asked[-1]["role"] == "assistant":
+def _conversation(place: str, value: Any) -> list[Message]:
+    conversation = messages(place, "messages", value)
+    if conversation[-1]["role"] == "assistant":
         raise ConfigError(f"{place}: the last of 'messages' is the assistant's own: end with one that it must answer")
-    return asked
+    return conversation

@@ -54,8 +54,8 @@ class SteppedTask(Task):
         self.sessions = Sessions(options.sessions, options.session_timeout)
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
-        drawn = random.Random(f"{stream} {seed} {index}").randrange(_SEEDS)
-        return Prompt(f"{stream}/{index:07d}", f"seed {drawn}", "", {"seed": drawn})
+        episode_seed = random.Random(f"{stream} {seed} {index}").randrange(_SEEDS)
+        return Prompt(f"{stream}/{index:07d}", f"seed {episode_seed}", "", {"seed": episode_seed})
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
@@ -75,7 +75,7 @@ class SteppedTask(Task):
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepResult:
     """What came of an action, or of a reset."""
 
     text: str
@@ -90,11 +90,11 @@ class SteppedEnvironment(OneAnswer):
         self.max_turns, self.style, self._num_answers = max_turns, style, 0
 
     @abstractmethod
-    async def _begin(self) -> Seen:
+    async def _begin(self) -> StepResult:
         """Errors: as ``reset``."""
 
     @abstractmethod
-    async def _act(self, answer: str) -> Seen:
+    async def _act(self, answer: str) -> StepResult:
         """Errors: as ``step``; ToolError for what the model did wrong."""
 
     async def reset(self) -> Reply:
@@ -104,10 +104,10 @@ class SteppedEnvironment(OneAnswer):
         self._num_answers += 1
         is_last = self._num_answers >= self.max_turns
         try:
-            seen = await self._act(answer)
+            result = await self._act(answer)
         except ToolError as error:
             return OVER if is_last else Reply(self._messages(f"error: {error}"))
-        return Reply([] if seen.is_over or is_last else self._messages(seen.text), reward=seen.reward)
+        return Reply([] if result.is_over or is_last else self._messages(result.text), reward=result.reward)
 
     def _messages(self, text: str) -> list[Message]:
         """Where no template sets it apart, a line's end does."""

@@ -33,7 +33,7 @@ class PromptStream:
         for _ in range(_MAX_HELD_OUT_RUN):
             prompt = self.at(self.position)
             self.position += 1
-            if not self.task.is_held_out(prompt) and (self.curriculum is None or self.curriculum.wants(prompt)):
+            if not self.task.is_held_out(prompt) and (self.curriculum is None or self.curriculum.accepts(prompt)):
                 return prompt
         raise ConfigError(f"the task's last {_MAX_HELD_OUT_RUN} prompts were all held out: widen task.options")
 
@@ -43,12 +43,12 @@ class PromptStream:
     def at(self, index: int) -> Prompt:
         return self.task.prompt(self.name, self.dataset_seed, index)
 
-    def go_beyond(self, prompt_id: str | None) -> None:
+    def resume_after(self, prompt_id: str | None) -> None:
         """Go on behind a prompt that this stream once gave."""
         if prompt_id is not None:
             self.position = max(self.position, self._index(prompt_id) + 1)
 
-    def learn(self, step: int, groups: list[Group]) -> dict[str, float]:
+    def record_step(self, step: int, groups: list[Group]) -> dict[str, float]:
         """These were sampled for a step that is done; for its record, how many were passed over since the last."""
         if self.curriculum is None:
             return {}

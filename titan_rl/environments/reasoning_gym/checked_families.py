@@ -57,11 +57,11 @@ def _antiderivative(entry: Entry, answer: str) -> bool:
     import sympy
 
     variable = entry["metadata"]["variable"]
-    found = symbolic(read(answer), [variable, "C"])
-    if not _has_plain_constants(found):
+    antiderivative = symbolic(read(answer), [variable, "C"])
+    if not _has_plain_constants(antiderivative):
         return False
     integrand = symbolic(read(entry["metadata"]["integrand"]), [variable])
-    return _is_zero(sympy.diff(found, sympy.Symbol(variable)) - integrand, variable)
+    return _is_zero(sympy.diff(antiderivative, sympy.Symbol(variable)) - integrand, variable)
 
 
 def integrated(answer: str) -> str:

@@ -46,7 +46,7 @@ def read(text: str) -> ast.expr:
 
 def numbers(node: ast.expr) -> list[int]:
     """All that are written in it."""
-    return [_number(each) for each in ast.walk(node) if isinstance(each, ast.Constant)]
+    return [_number(part) for part in ast.walk(node) if isinstance(part, ast.Constant)]
 
 
 def _number(node: ast.Constant) -> int:

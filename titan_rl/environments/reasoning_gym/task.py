@@ -50,18 +50,18 @@ class ReasoningGymTask(Task):
         if self.shots:
             self.demonstration(prompt)
 
-    def _scoring(self, asked: str) -> str:
-        if asked == "family" and self.name in PAYS_FOR_NOTHING:
+    def _scoring(self, scoring: str) -> str:
+        if scoring == "family" and self.name in PAYS_FOR_NOTHING:
             raise ConfigError(
                 f"task.scoring = 'family' is refused for {self.name!r}, whose scorer pays in full for answers that "
                 f"say nothing: leave it out"
             )
-        if asked == "family" and self.name in RUNS_THE_ANSWER:
+        if scoring == "family" and self.name in RUNS_THE_ANSWER:
             raise ConfigError(
                 f"task.scoring = 'family' is refused for {self.name!r}, whose scorer would run the answer: leave it out"
             )
-        if asked != "auto":
-            return asked
+        if scoring != "auto":
+            return scoring
         return "exact" if self.style == "compact" else default_scoring(self.name)
 
     def _check_options(self) -> None:

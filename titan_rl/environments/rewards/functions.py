@@ -89,7 +89,7 @@ class WeightedTask(TaskWrapper):
         for name, (task, weight) in self.scored_by.items():
             for part, value in task.score(prompt, answers).items():
                 label = name if part == "reward" else f"{name}.{part}"
-                parts[label] = [weight * each for each in value] if isinstance(value, list) else weight * value
+                parts[label] = [weight * item for item in value] if isinstance(value, list) else weight * value
         return parts
 
 
@@ -116,7 +116,7 @@ def _numbers(name: str, part: Any, where: str) -> float | list[float]:
     """A list has one for each answer of the rollout."""
     if isinstance(part, list) and not part:
         raise UserCodeError(f"{name} gave []{where}: give a number, or a list with one for each answer")
-    return [_number(name, each, where) for each in part] if isinstance(part, list) else _number(name, part, where)
+    return [_number(name, item, where) for item in part] if isinstance(part, list) else _number(name, part, where)
 
 
 def in_turns(parts: RewardParts) -> tuple[dict[str, float], list[float]]:

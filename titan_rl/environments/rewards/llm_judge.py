@@ -20,7 +20,7 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.kinds import Count
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.rows.row_fields import written
-from titan_rl.environments.servers.address import in_one_line, outside_of_a_loop
+from titan_rl.environments.servers.address import one_line, run_in_thread
 
 _SECTION = "task.judge"
 _ATTEMPTS, _PAUSE_SECONDS = 3, 0.2
@@ -91,8 +91,8 @@ def judge_config(values: dict[str, Any]) -> JudgeConfig:
 
 def check_judges(task: TaskConfig, score_timeout: float) -> None:
     """Errors: ConfigError if a judge would be cut off in the middle: that would count as the answer's fault."""
-    for setting, each in all_tasks(task).items():
-        if each.judge and (seconds := judge_config(each.judge).seconds) >= score_timeout:
+    for setting, task_config in all_tasks(task).items():
+        if task_config.judge and (seconds := judge_config(task_config.judge).seconds) >= score_timeout:
             raise ConfigError(
                 f"verifier.score_timeout = {score_timeout:g} ends before {setting}.judge.seconds = {seconds:g}: set it "
                 f"higher"
@@ -102,16 +102,16 @@ def check_judges(task: TaskConfig, score_timeout: float) -> None:
 def ask_judges(task: TaskConfig) -> None:
     """One question to each, whose mark counts nowhere. Errors: ConfigError if one cannot be reached, or does not
     mark."""
-    asked: list[JudgeConfig] = []
-    for setting, each in all_tasks(task).items():
-        if not each.judge or (config := judge_config(each.judge)) in asked:
+    checked: list[JudgeConfig] = []
+    for setting, task_config in all_tasks(task).items():
+        if not task_config.judge or (config := judge_config(task_config.judge)) in checked:
             continue
-        asked.append(config)
+        checked.append(config)
         try:
-            outside_of_a_loop(_try(config))
+            run_in_thread(_try(config))
         except JudgeFailed as error:
             raise ConfigError(
-                f"no judge at {setting}.judge.url = {config.url!r}: {in_one_line(error)}; start its server, or correct "
+                f"no judge at {setting}.judge.url = {config.url!r}: {one_line(error)}; start its server, or correct "
                 f"[{setting}.judge]"
             ) from None
 
@@ -126,8 +126,8 @@ async def _try(config: JudgeConfig) -> None:
 
 def key_variables(task: TaskConfig) -> list[str]:
     """Variables of the environment that hold its judges' keys."""
-    named = (str(each.judge.get("key_variable", "")) for each in all_tasks(task).values())
-    return sorted({name for name in named if name})
+    names = (str(task_config.judge.get("key_variable", "")) for task_config in all_tasks(task).values())
+    return sorted({name for name in names if name})
 
 
 class Judge:
@@ -151,14 +151,14 @@ class Judge:
 
     def question(self, prompt: Any, completion: str, row: dict[str, Any]) -> str:
         """What the judge is asked."""
-        asked = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
-        shown = {
-            "prompt": _MARKS.sub("", asked),
+        prompt_text = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+        fields = {
+            "prompt": _MARKS.sub("", prompt_text),
             "expected": _MARKS.sub("", _as_text(row.get("answer"))),
             "answer": _MARKS.sub("", completion[:_LONGEST]),
             "best": f"{self.config.best:g}",
         }
-        return _PLACES.sub(lambda place: shown[place[1]], self.config.question)
+        return _PLACES.sub(lambda place: fields[place[1]], self.config.question)
 
     async def _mark(self, question: str) -> float:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -190,16 +190,16 @@ class Judge:
         url = config.url.rstrip("/") + "/chat/completions"
         async with self._client.stream("POST", url, json=body, headers=headers, timeout=config.seconds) as reply:
             reply.raise_for_status()
-            said = await read_body(reply, url)
+            content = await read_body(reply, url)
         try:
-            return str(json.loads(said)["choices"][0]["message"]["content"] or "")
+            return str(json.loads(content)["choices"][0]["message"]["content"] or "")
         except (ValueError, LookupError, TypeError):
             raise JudgeFailed("its server's reply holds no message") from None
 
     def _read(self, reply: str) -> float:
         """Errors: JudgeFailed."""
         lines = [line for line in reply.splitlines() if line.strip()]
-        found = _MARK.fullmatch(lines[-1].strip()) if lines else None
-        if found is None or float(found[1]) > self.config.best:
+        match = _MARK.fullmatch(lines[-1].strip()) if lines else None
+        if match is None or float(match[1]) > self.config.best:
             raise JudgeFailed(f"its reply does not end with a mark from 0 to {self.config.best:g}")
-        return float(found[1]) / self.config.best
+        return float(match[1]) / self.config.best

@@ -37,8 +37,8 @@ async def _demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_ti
     tools = task.tools_of(prompt)
     try:
         if (opening := await within(step_timeout, f"a reset for {prompt.id}", environment.reset())) is not None:
-            first = encode_opening(tokenizer, task.messages(prompt), tools, opening.messages)
-            episode.open(opening.messages, *first)
+            encoded = encode_opening(tokenizer, task.messages(prompt), tools, opening.messages)
+            episode.open(opening.messages, *encoded)
         for number, answer in enumerate(answers):
             tokens = encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools)
             empty = np.zeros(len(tokens))
@@ -48,8 +48,8 @@ async def _demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_ti
             reply = await within(step_timeout, f"a reply to {prompt.id}'s worked example", environment.step(answer))
             if not reply.messages:
                 raise ConfigError(f"prompt {prompt.id}: its environment is over before its worked example is")
-            said = encode_reply(tokenizer, reply.messages, int(tokens[-1]), is_chat=is_chat, tools=tools)
-            episode.add_reply(reply.messages, *said)
+            encoded = encode_reply(tokenizer, reply.messages, int(tokens[-1]), is_chat=is_chat, tools=tools)
+            episode.add_reply(reply.messages, *encoded)
     finally:
         await environment.close()
     return episode.finish(prompt, 0, Score("ok", {"demonstration": 1.0}))
@@ -57,5 +57,5 @@ async def _demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_ti
 
 def worked_answers(task: Task, prompt: Prompt) -> list[str]:
     """One for each turn. Errors: ConfigError if the task has no worked example."""
-    shown = task.demonstration(prompt)
-    return [shown] if isinstance(shown, str) else list(shown)
+    answers = task.demonstration(prompt)
+    return [answers] if isinstance(answers, str) else list(answers)

@@ -13,7 +13,7 @@ from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.episodes import play_agent
 from titan_rl.environments.conversation.episode import Episode
-from titan_rl.environments.conversation.player import Ask, Player, TooLong
+from titan_rl.environments.conversation.player import Ask, Player, PromptTooLong
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task, task_of
 from titan_rl.mesh.processes.deadlines import together
@@ -69,7 +69,7 @@ async def run_group(
         else:
             episodes = await player.first_turns(prompt_tokens)
             await together(player.play(episode, sample) for sample, episode in enumerate(episodes))
-    except TooLong:
+    except PromptTooLong:
         return Group(prompt.id, [], refused="prompt_too_long")
     seconds_generate = time.perf_counter() - start
     scoring = score(prompt, [episode.answers for episode in episodes])

@@ -46,10 +46,10 @@ def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens
         is_chat, tools = not isinstance(part.messages(prompt), str), part.tools_of(prompt)
         answers = worked_answers(part, prompt)
         try:
-            said = [encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools) for answer in answers]
+            encoded = [encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools) for answer in answers]
         except ConfigError as error:
             raise ConfigError(f"{place(prompt)}: {error}") from None
-        length = len(encode_prompt(task, tokenizer, prompt)) + sum(map(len, said))
+        length = len(encode_prompt(task, tokenizer, prompt)) + sum(map(len, encoded))
         if length > row_tokens:
             raise ConfigError(
                 f"{place(prompt)}: its worked example has {length} tokens, and a row holds "
@@ -62,15 +62,15 @@ def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens
             )
 
 
-def check_known(task: Task, tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> None:
+def check_characters(task: Task, tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> None:
     """Errors: ConfigError, naming the prompt, for a character of it that the tokenizer does not know."""
     for prompt in prompts:
         messages = task.messages(prompt)
         parts = [messages] if isinstance(messages, str) else [message["content"] for message in messages]
-        for what, text in [*(("prompt", part) for part in parts), ("answer", prompt.answer)]:
+        for field, text in [*(("prompt", part) for part in parts), ("answer", prompt.answer)]:
             if (character := first_unknown(tokenizer, text)) is not None:
                 raise ConfigError(
-                    f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {what}: leave it out, "
+                    f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {field}: leave it out, "
                     f"or set model.path to another model"
                 )
 

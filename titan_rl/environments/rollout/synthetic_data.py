@@ -19,7 +19,9 @@ from titan_rl.environments.rollout.demonstrations import worked_answers
 _STREAM = "data"
 
 
-def made_rows(task: Task, kind: Kind, *, seed: int, count: int, num_held_out: int) -> tuple[list[Asked], list[Asked]]:
+def synthetic_rows(
+    task: Task, kind: Kind, *, seed: int, count: int, num_held_out: int
+) -> tuple[list[Asked], list[Asked]]:
     """Rows to train on, of ``count`` prompts or all that a finite task has, and held-out ones. Errors: ConfigError if
     the task has no worked example, or the same for all."""
     limit = min(count, task.size.train) if task.size else count
@@ -38,29 +40,29 @@ def _rows(task: Task, kind: Kind, prompts: Sequence[Prompt]) -> list[Asked]:
 
 def _only_answer(task: Task, prompt: Prompt) -> str:
     """Errors: ConfigError."""
-    [first, *others] = worked_answers(task, prompt)
-    if others:
+    [first, *further] = worked_answers(task, prompt)
+    if further:
         raise ConfigError("data.file = 'task': this task's worked examples have several turns: take another task")
     return first
 
 
 def _columns(task: Task, kind: Kind, prompt: Prompt, answers: list[str], number: int) -> Iterator[dict[str, Any]]:
-    asked = task.messages(prompt)
-    right = _written(asked, answers[number])
+    question = task.messages(prompt)
+    right = _written(question, answers[number])
     if kind == "demonstrations":
-        yield {"prompt": asked, "completion": right}
+        yield {"prompt": question, "completion": right}
         return
-    wrong = _written(asked, _wrong(prompt, answers, number))
+    wrong = _written(question, _wrong(prompt, answers, number))
     if kind == "pairs":
-        yield {"prompt": asked, "chosen": right, "rejected": wrong}
+        yield {"prompt": question, "chosen": right, "rejected": wrong}
         return
-    yield {"prompt": asked, "completion": right, "label": True}
-    yield {"prompt": asked, "completion": wrong, "label": False}
+    yield {"prompt": question, "completion": right, "label": True}
+    yield {"prompt": question, "completion": wrong, "label": False}
 
 
-def _written(asked: str | list[dict[str, str]], answer: str) -> str | list[dict[str, str]]:
+def _written(question: str | list[dict[str, str]], answer: str) -> str | list[dict[str, str]]:
     """As what is asked is written."""
-    return answer if isinstance(asked, str) else [{"role": "assistant", "content": answer}]
+    return answer if isinstance(question, str) else [{"role": "assistant", "content": answer}]
 
 
 def _wrong(prompt: Prompt, answers: list[str], number: int) -> str:

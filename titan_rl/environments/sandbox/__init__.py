@@ -9,8 +9,8 @@
                     waits for another process
     slot.py         one box from outside: it is asked, watched, and replaced
     pool.py         as many as there are cores, for many callers
-    remote.py       in the boxes' place, a server that runs whole scripts: inside/sent.py is sent there
-    told.py         what a program said becomes its outcome, wherever it ran
+    remote.py       in the boxes' place, a server that runs whole scripts: inside/remote_program.py is sent there
+    program_report.py  what a program said becomes its outcome, wherever it ran
     values.py       plain values on their way in and out, and whether two are the same
 
 What a program must not know (expected values, the verdict on it) stays outside: only its source, its standard input and

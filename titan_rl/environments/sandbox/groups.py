@@ -148,9 +148,9 @@ def try_out(folder: Path) -> None:
         group.has_ended_any()
         if not _read(group.folder / "pids.max").strip().isdigit():
             raise OSError("a group there keeps no bound")
-        done = subprocess.run(group.entered(["/bin/sh", "-c", ":"]), capture_output=True, text=True)
-        if done.returncode:
-            raise OSError(done.stderr.strip() or "no process can be put into a group there")
+        completed = subprocess.run(group.entered(["/bin/sh", "-c", ":"]), capture_output=True, text=True)
+        if completed.returncode:
+            raise OSError(completed.stderr.strip() or "no process can be put into a group there")
     finally:
         group.close()
     if group.folder.exists():
@@ -159,11 +159,11 @@ def try_out(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove groups of processes that are gone, of this process's namespace, with whatever is in them."""
-    for each in _groups(folder):
-        found = _NAME.fullmatch(each.name)
-        is_known = found is not None and int(found["namespace"]) == _namespace()
-        if found and is_known and _start_of(int(found["pid"])) != int(found["start"]):
-            _remove(each, _REMOVE_SECONDS)
+    for group in _groups(folder):
+        match = _NAME.fullmatch(group.name)
+        is_known = match is not None and int(match["namespace"]) == _namespace()
+        if match and is_known and _start_of(int(match["pid"])) != int(match["start"]):
+            _remove(group, _REMOVE_SECONDS)
 
 
 def sweep_found() -> None:
@@ -174,7 +174,7 @@ def sweep_found() -> None:
 
 def _groups(folder: Path) -> Iterator[Path]:
     with suppress(OSError):
-        yield from [each for each in folder.iterdir() if each.name.startswith("titan_rl.")]
+        yield from [group for group in folder.iterdir() if group.name.startswith("titan_rl.")]
 
 
 def _leave(pid: int) -> None:

@@ -47,7 +47,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Given:
+class CallResult:
     """What a function gave: a plain value, or why there is none."""
 
     value: Any = None
@@ -61,7 +61,7 @@ class Outcome:
     """Negative: the signal that ended it."""
     stdout: str
     stderr: str
-    given: tuple[Given, ...] | None
+    results: tuple[CallResult, ...] | None
     """By each call; None unless the program came to its end and gave as many."""
     seconds: float
     memory: int

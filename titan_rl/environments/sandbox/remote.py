@@ -1,6 +1,6 @@
 """Programs at somebody else's server: SandboxFusion's single call, ``POST /run_code``, one for each program.
 
-    host ── a script: ours (inside/sent.py), with the program and its inputs in it ──▶ server: its walls, its machine
+    host ── a script: ours (inside/remote_program.py), with program and inputs in it ──▶ server: its walls, its machine
          ◀── what the script printed: a report on the program, by a nonce ────────────
 
 What the server says of the run is no verdict: only a report counts, and whatever comes in its place (a page of errors,
@@ -23,9 +23,9 @@ import httpx
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Count, Seconds
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.sandbox.program import Call, Given, Limits, Outcome, Program, SandboxFailed
-from titan_rl.environments.sandbox.program_report import Ended, as_task, outcome_of
-from titan_rl.environments.servers.address import Address, checked_address, in_one_line, outside_of_a_loop
+from titan_rl.environments.sandbox.program import Call, CallResult, Limits, Outcome, Program, SandboxFailed
+from titan_rl.environments.sandbox.program_report import ExitReport, as_task, outcome_of
+from titan_rl.environments.servers.address import Address, checked_address, one_line, run_in_thread
 from titan_rl.environments.servers.http_session import HttpSession, read_object
 
 _SECTION, _EXAMPLE = "task.sandbox", "http://127.0.0.1:8080"
@@ -109,7 +109,7 @@ class RemoteSandbox:
         finally:
             await session.close()
         if status >= 400:
-            raise EnvironmentFailed(f"{self._address.url}/{_PATH} answered {status}: {in_one_line(text)}")
+            raise EnvironmentFailed(f"{self._address.url}/{_PATH} answered {status}: {one_line(text)}")
         return text
 
     async def close(self) -> None:
@@ -118,8 +118,8 @@ class RemoteSandbox:
 
 def _request(program: Program, nonce: str, patience: float) -> dict[str, Any]:
     """The program has a deadline of its own in the script, so that the server's comes later."""
-    given = as_task(program) | {"nonce": nonce, "limits": asdict(program.limits)}
-    code = f"{_script()}\nmain({json.dumps(given)!r})\n"
+    message = as_task(program) | {"nonce": nonce, "limits": asdict(program.limits)}
+    code = f"{_script()}\nmain({json.dumps(message)!r})\n"
     # standard input goes with the rest: whether a server ever closes its own is not known
     return dict(code=code, language="python", stdin="", run_timeout=program.limits.seconds + patience / 2)
 
@@ -130,7 +130,7 @@ def _script() -> str:
     return (
         "import sys, types\n"
         "main_module = sys.modules['main_module'] = types.ModuleType('main_module')\n"
-        f"exec({neighbour!r}, main_module.__dict__)\n" + (_INSIDE / "sent.py").read_text()
+        f"exec({neighbour!r}, main_module.__dict__)\n" + (_INSIDE / "remote_program.py").read_text()
     )
 
 
@@ -144,11 +144,11 @@ def _outcome(program: Program, nonce: str, text: str) -> Outcome:
         report = json.loads(answer["run_result"]["stdout"])
         if report["nonce"] != nonce:
             raise ValueError("another nonce")
-        ended = Ended(_WHY[report["why"]], int(report["exit"]), float(report["seconds"]), int(report["memory"]))
-        said, stdout, stderr = (base64.b64decode(each, validate=True) for each in report["received"])
+        ended = ExitReport(_WHY[report["why"]], int(report["exit"]), float(report["seconds"]), int(report["memory"]))
+        reply, stdout, stderr = (base64.b64decode(part, validate=True) for part in report["received"])
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError, binascii.Error):
-        raise SandboxFailed(f"the server has no report on a program: {in_one_line(text)}") from None
-    return outcome_of(program, ended, said, stdout, stderr)
+        raise SandboxFailed(f"the server has no report on a program: {one_line(text)}") from None
+    return outcome_of(program, ended, reply, stdout, stderr)
 
 
 def check_server(values: dict[str, Any]) -> None:
@@ -157,9 +157,9 @@ def check_server(values: dict[str, Any]) -> None:
     calls, limits = (Call("double", (21,)),), Limits(seconds=10.0)
     program = Program("def double(x): return 2 * x\nprint(input())", "42\n", calls, limits)
     try:
-        outcome = outside_of_a_loop(_once(config, program))
-        if (outcome.stdout, outcome.given) != ("42\n", (Given(42),)):
-            raise SandboxFailed(f"a known program ended there with {outcome.ending}: {in_one_line(outcome.stderr)}")
+        outcome = run_in_thread(_once(config, program))
+        if (outcome.stdout, outcome.results) != ("42\n", (CallResult(42),)):
+            raise SandboxFailed(f"a known program ended there with {outcome.ending}: {one_line(outcome.stderr)}")
     except SandboxFailed as error:
         raise ConfigError(
             f"programs cannot be run at {_SECTION}.url = {config.url!r}: {error}; start the server, or correct it, or "

@@ -107,9 +107,9 @@ def seccomp_filter() -> bytes:
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
     for name in ALLOWED:
         rules.add_rule(seccomp.ALLOW, name)
-    for name, (which, values) in _ALLOWED_WITH.items():
+    for name, (argument, values) in _ALLOWED_WITH.items():
         for value in values:
-            rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(which, seccomp.EQ, value))
+            rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(argument, seccomp.EQ, value))
     for flags in (0, _FILES_SHARED, _THREAD | _FILES_SHARED):
         mask = _ANY_NAMESPACE | _THREAD | _FILES_SHARED
         rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, mask, flags))
@@ -117,9 +117,9 @@ def seccomp_filter() -> bytes:
         mask = _SHARED | _OF_NO_FILE | _HUGE
         rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, mask, flags))
     rules.add_rule(seccomp.ALLOW, "futex", seccomp.Arg(1, seccomp.MASKED_EQ, _PRIVATE, _PRIVATE))
-    for operations, said in ((_WAITS, errno.EAGAIN), (_WAKES, 0)):
+    for operations, error_number in ((_WAITS, errno.EAGAIN), (_WAKES, 0)):
         for operation in operations:
-            rules.add_rule(seccomp.ERRNO(said), "futex", seccomp.Arg(1, seccomp.EQ, operation))
+            rules.add_rule(seccomp.ERRNO(error_number), "futex", seccomp.Arg(1, seccomp.EQ, operation))
     # as on a file system that has none
     for command in _LOCKS:
         rules.add_rule(seccomp.ERRNO(errno.ENOLCK), "fcntl", seccomp.Arg(1, seccomp.EQ, command))

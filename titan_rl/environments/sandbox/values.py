@@ -19,9 +19,9 @@ def encode(value: Any) -> Any:
     if kind in (int, float):
         return {kind.__name__: repr(value)}
     if kind in _SEQUENCES.values():
-        return {kind.__name__: [encode(each) for each in value]}
+        return {kind.__name__: [encode(item) for item in value]}
     if kind is dict:
-        return {"dict": [[encode(key), encode(each)] for key, each in value.items()]}
+        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
     raise TypeError(f"{kind.__name__} is no plain value")
 
 
@@ -36,9 +36,9 @@ def decode(value: Any, depth: int = 0) -> Any:
         if kind in ("int", "float") and type(inner) is str:
             return int(inner) if kind == "int" else float(inner)
         if kind in _SEQUENCES and type(inner) is list:
-            return _SEQUENCES[kind](decode(each, depth + 1) for each in inner)
+            return _SEQUENCES[kind](decode(item, depth + 1) for item in inner)
         if kind == "dict" and type(inner) is list:
-            return {decode(key, depth + 1): decode(each, depth + 1) for key, each in inner}
+            return {decode(key, depth + 1): decode(item, depth + 1) for key, item in inner}
     except (TypeError, ValueError):  # what cannot be a key, pairs that are none, digits beyond Python's bound
         pass
     raise ValueError("no plain value")
@@ -57,5 +57,5 @@ def _typed(value: Any) -> Hashable:
     if kind in (set, frozenset):
         return kind, frozenset(map(_typed, value))
     if kind is dict:
-        return kind, frozenset((_typed(key), _typed(each)) for key, each in value.items())
+        return kind, frozenset((_typed(key), _typed(item)) for key, item in value.items())
     return kind, object() if value != value else value

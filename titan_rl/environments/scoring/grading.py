@@ -19,21 +19,23 @@ from titan_rl.environments.scoring.scorer import Scorer
 
 def graded_task(task: TaskConfig, grader: str) -> TaskConfig:
     """The same task, scored by ``eval.grader``."""
-    alone = replace(task, reward="", rewards={})
-    return alone if grader == OWN_SCORE else replace(alone, reward=grader, scoring="auto")
+    unrewarded = replace(task, reward="", rewards={})
+    return unrewarded if grader == OWN_SCORE else replace(unrewarded, reward=grader, scoring="auto")
 
 
 def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
     """Errors: ConfigError for a grader that is the reward itself, is not there, or cannot grade this task."""
-    said = f"eval.grader = {grader!r}"
+    setting = f"eval.grader = {grader!r}"
     if grader in (task.rewards or {task.reward or OWN_SCORE}):
-        raise ConfigError(f"{said} is the reward itself: name a function that nothing is trained on, or leave it out")
+        raise ConfigError(
+            f"{setting} is the reward itself: name a function that nothing is trained on, or leave it out"
+        )
     if grader not in (OWN_SCORE, JUDGE):
-        check_signature(said, resolve("eval.grader", grader, folders), ("prompt", "completion", "row"))
+        check_signature(setting, resolve("eval.grader", grader, folders), ("prompt", "completion", "row"))
     try:
         make_task(graded_task(task, grader), folders).prompt("check", 0, 0)
     except ConfigError as error:
-        raise ConfigError(f"{said} cannot grade this task: {error}") from None
+        raise ConfigError(f"{setting} cannot grade this task: {error}") from None
 
 
 class GradedScorer:

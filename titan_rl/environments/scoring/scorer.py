@@ -33,16 +33,16 @@ class Scorer(ScoringProcess):
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
         """A score for each rollout's answers, and the seconds until all were there."""
-        asked = asdict(prompt)
-        return await self.score_lines([json.dumps({"prompt": asked, "answers": answers}) for answers in rollouts])
+        fields = asdict(prompt)
+        return await self.score_lines([json.dumps({"prompt": fields, "answers": answers}) for answers in rollouts])
 
 
 def _load(task: TaskConfig, folders: Sequence[str]) -> Answer:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    made = make_task(task, folders)
-    made.prepare_scoring()
-    return partial(_result, made)
+    loaded = make_task(task, folders)
+    loaded.prepare_scoring()
+    return partial(_result, loaded)
 
 
 def _result(task: Task, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Scoring in processes of its own, which a bad answer can hang or kill without hurting the run.
 
-The other end is scoring_workers.py: a JSON line in for each answer, one out (line_process.py).
+The other end is scoring_workers.py: a JSON line in for each answer, one out (json_lines_process.py).
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from titan_rl.environments.conversation.json_lines_process import LineProcess, ProcessGone
+from titan_rl.environments.conversation.json_lines_process import LineProcess, ProcessDied
 from titan_rl.environments.interfaces.score import Score, read_score
 from titan_rl.mesh.processes.deadlines import together
 from titan_rl.mesh.processes.processes import MARK
@@ -47,6 +47,6 @@ class ScoringProcess(LineProcess):
         for _ in range(_ATTEMPTS):
             try:
                 return read_score(await self.ask(line))
-            except ProcessGone:  # with all that it had: no answer does that, so each is asked for again
+            except ProcessDied:  # with all that it had: no answer does that, so each is asked for again
                 continue
         return Score("infra_error", {}, f"the scorer process died {_ATTEMPTS} times")

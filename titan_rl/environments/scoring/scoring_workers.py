@@ -46,7 +46,7 @@ class Worker:
     """The number of that which it answers."""
     begun: float = 0.0
     unsent: bytes = b""
-    said: bytes = b""
+    received: bytes = b""
     was_stopped: bool = False
 
     def send(self) -> None:
@@ -89,15 +89,15 @@ class Workers:
             for worker in [w for w in self.workers if w.connection in writable]:
                 worker.send()
             for worker in [w for w in self.workers if w.connection in readable]:
-                self._hear(worker)
+                self._receive(worker)
             if 0 in readable:
                 chunk = os.read(0, _LINE_BYTES)
                 if not chunk:
                     return
                 *lines, received = (received + chunk).split(b"\n")
                 self.waiting += [(int(number), text) for number, _, text in (line.partition(b" ") for line in lines)]
-            self._patrol()
-            self._hand_out()
+            self._check_workers()
+            self._dispatch()
 
     def close(self) -> None:
         for worker in self.workers:
@@ -113,7 +113,7 @@ class Workers:
     def _between_patrols(self) -> float:
         return min(_PATROL_SECONDS, self.timeout / 2)
 
-    def _hand_out(self) -> None:
+    def _dispatch(self) -> None:
         for _ in range(min(self._room(), len(self.waiting)) if self.waiting else 0):
             idle = next((w for w in self.workers if w.line is None), None)
             if idle is None and (len(self.workers) == self.most or self._is_any_done()):
@@ -134,7 +134,7 @@ class Workers:
         return max(available_cores() - computing, 0) if computing else available_cores() + len(states)
 
     def _fork(self) -> Worker:
-        ours, theirs = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -142,40 +142,45 @@ class Workers:
                 os.setpgid(0, 0)
                 _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() == parent:
-                    self._become(theirs, ours)
+                    self._run_worker(child_end, parent_end)
             finally:
                 os._exit(1)
-        theirs.close()
-        ours.setblocking(False)
-        worker = Worker(pid, ours)
+        child_end.close()
+        parent_end.setblocking(False)
+        worker = Worker(pid, parent_end)
         self.workers.append(worker)
         return worker
 
-    def _become(self, connection: socket.socket, ours: socket.socket) -> None:
+    def _run_worker(self, connection: socket.socket, parent_end: socket.socket) -> None:
         """In the fork: answers lines until the other end is closed."""
-        for one in (ours, *(worker.connection for worker in self.workers)):
-            one.close()
+        for inherited in (parent_end, *(worker.connection for worker in self.workers)):
+            inherited.close()
         os.close(self.output)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for line in connection.makefile("rb"):
             connection.sendall(json.dumps(self.answer(json.loads(line))).encode() + b"\n")
 
-    def _hear(self, worker: Worker) -> None:
+    def _receive(self, worker: Worker) -> None:
         try:
             chunk = worker.connection.recv(_LINE_BYTES)
         except (BlockingIOError, ConnectionResetError):
             chunk = b""
-        worker.said += chunk
-        if chunk and worker.line is not None and len(worker.said) <= _LINE_BYTES and not worker.said.endswith(b"\n"):
+        worker.received += chunk
+        if (
+            chunk
+            and worker.line is not None
+            and len(worker.received) <= _LINE_BYTES
+            and not worker.received.endswith(b"\n")
+        ):
             return  # there is more to come
-        if worker.line is not None and worker.said.count(b"\n") == 1 and worker.said.endswith(b"\n"):
-            self._tell(worker, worker.said)
-            worker.said = b""
+        if worker.line is not None and worker.received.count(b"\n") == 1 and worker.received.endswith(b"\n"):
+            self._send_result(worker, worker.received)
+            worker.received = b""
         else:
-            self._give_up(worker, "infra_error", "the scorer process died or answered nonsense")
+            self._fail(worker, "infra_error", "the scorer process died or answered nonsense")
 
-    def _patrol(self) -> None:
+    def _check_workers(self) -> None:
         now = time.monotonic()
         if now < self._patrolled + self._between_patrols:
             return
@@ -183,21 +188,21 @@ class Workers:
         for worker in [w for w in self.workers if w.line is not None]:
             is_stopped = process_state(worker.pid) == "T"
             if is_stopped and worker.was_stopped:  # which no answer can do
-                self._give_up(worker, "infra_error", "the scorer process was stopped by a signal")
+                self._fail(worker, "infra_error", "the scorer process was stopped by a signal")
             elif now > worker.begun + self.timeout and not is_stopped:
-                self._give_up(worker, "timeout", f"scoring took longer than {self.timeout} s")
+                self._fail(worker, "timeout", f"scoring took longer than {self.timeout} s")
             worker.was_stopped = is_stopped
 
-    def _give_up(self, worker: Worker, status: str, message: str) -> None:
+    def _fail(self, worker: Worker, status: str, message: str) -> None:
         worker.end()
         self.workers.remove(worker)
         if worker.line is not None:
-            self._tell(worker, json.dumps(dict(status=status, parts={}, message=message)).encode() + b"\n")
+            self._send_result(worker, json.dumps(dict(status=status, parts={}, message=message)).encode() + b"\n")
 
-    def _tell(self, worker: Worker, result: bytes) -> None:
-        said, worker.line = b"%d %s" % (worker.line, result), None
-        while said:
-            said = said[os.write(self.output, said) :]
+    def _send_result(self, worker: Worker, result: bytes) -> None:
+        unsent, worker.line = b"%d %s" % (worker.line, result), None
+        while unsent:
+            unsent = unsent[os.write(self.output, unsent) :]
 
 
 def serve(load: Callable[[], Answer], timeout: float, most: int) -> None:

@@ -61,28 +61,28 @@ def read_address(task_name: str, url: str, token_env: str, schemes: tuple[str, .
 def checked_address(address: Address, schemes: tuple[str, ...], example: str) -> Address:
     """The same address. Errors: ConfigError."""
     setting = f"{address.section}.url"
-    said, like = f"{setting} = {address.url!r}", f"give it as {example!r}"
+    assignment, hint = f"{setting} = {address.url!r}", f"give it as {example!r}"
     try:
         parts = address.parts
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"{said}: {error}: {like}") from None
+        raise ConfigError(f"{assignment}: {error}: {hint}") from None
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
             f"{setting} has more than an address, which a run would record: leave out what is before an @ or behind a "
             f"'?' or '#', and name the variable that holds a token in {address.section}.token_env"
         )
     if parts.scheme not in schemes or not parts.hostname or port == 0:
-        raise ConfigError(f"{said}: {like}")
+        raise ConfigError(f"{assignment}: {hint}")
     return address
 
 
-def in_one_line(said: object) -> str:
+def one_line(text: object) -> str:
     """What somebody else says, as a message may hold it."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(said)[: 10 * _SHOWN]).split())[:_SHOWN]
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)[: 10 * _SHOWN]).split())[:_SHOWN]
 
 
-def outside_of_a_loop(work: Coroutine[Any, Any, T]) -> T:
+def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     """A coroutine's result, for a caller that may itself be called by an event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()

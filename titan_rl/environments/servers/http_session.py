@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.servers.address import Address, in_one_line
+from titan_rl.environments.servers.address import Address, one_line
 
 _MAX_BYTES = 16 << 20
 """Of an answer."""
@@ -24,37 +24,37 @@ AS_IT_IS = {"Accept-Encoding": "identity"}
 """Headers of a request whose answer is read by ``read_body``."""
 
 
-async def read_body(response: httpx.Response, said: str) -> bytes:
+async def read_body(response: httpx.Response, source: str) -> bytes:
     """All of an answer that is being streamed. Errors: EnvironmentFailed for a compressed one, or one of 16 MiB."""
-    _check_encoding(response, said)
-    read = bytearray()
+    _check_encoding(response, source)
+    received = bytearray()
     async for part in response.aiter_raw():
-        _add(read, part, said)
-    return bytes(read)
+        _add(received, part, source)
+    return bytes(received)
 
 
-def read_body_now(response: httpx.Response, said: str) -> bytes:
+def read_body_now(response: httpx.Response, source: str) -> bytes:
     """The same where nothing is awaited."""
-    _check_encoding(response, said)
-    read = bytearray()
+    _check_encoding(response, source)
+    received = bytearray()
     for part in response.iter_raw():
-        _add(read, part, said)
-    return bytes(read)
+        _add(received, part, source)
+    return bytes(received)
 
 
-def _check_encoding(response: httpx.Response, said: str) -> None:
+def _check_encoding(response: httpx.Response, source: str) -> None:
     """A few bytes, unpacked twice, are as many as one likes: what was not asked for is not unpacked."""
     if (encoding := response.headers.get("Content-Encoding", "identity")).strip().lower() not in ("", "identity"):
         raise EnvironmentFailed(
-            f"{said} answered with Content-Encoding {in_one_line(encoding)!r}, where identity was asked for: let the "
+            f"{source} answered with Content-Encoding {one_line(encoding)!r}, where identity was asked for: let the "
             f"server send what it says as it is"
         )
 
 
-def _add(read: bytearray, part: bytes, said: str) -> None:
-    read += part
-    if len(read) > _MAX_BYTES:
-        raise EnvironmentFailed(f"{said} answered with more than {_MAX_BYTES >> 20} MiB")
+def _add(received: bytearray, part: bytes, source: str) -> None:
+    received += part
+    if len(received) > _MAX_BYTES:
+        raise EnvironmentFailed(f"{source} answered with more than {_MAX_BYTES >> 20} MiB")
 
 
 @lru_cache(maxsize=1)
@@ -88,19 +88,19 @@ class HttpSession:
 
     async def post(self, path: str, body: Any) -> tuple[int, str]:
         """Status and text of an answer that is a success or finds fault with what it was asked (4xx)."""
-        said = f"{self.address.url}/{path}"
+        source = f"{self.address.url}/{path}"
         try:
             async with asyncio.timeout(self.timeout):
                 status, text = await self._read(path, body)
         except TimeoutError as error:
-            message = f"{said} did not answer within task.options.timeout = {self.timeout:g} s"
+            message = f"{source} did not answer within task.options.timeout = {self.timeout:g} s"
             raise EnvironmentFailed(message) from error
         except httpx.HTTPError as error:
-            raise Unavailable(f"{said}: {type(error).__name__}: {in_one_line(error)}") from error
+            raise Unavailable(f"{source}: {type(error).__name__}: {one_line(error)}") from error
         if status >= 500 or status in _LATER:
-            raise Unavailable(f"{said} answered {status}: {in_one_line(text)}")
+            raise Unavailable(f"{source} answered {status}: {one_line(text)}")
         if not 200 <= status < 300 and not 400 <= status < 500:
-            raise EnvironmentFailed(f"{said} answered {status}, which is followed nowhere")
+            raise EnvironmentFailed(f"{source} answered {status}, which is followed nowhere")
         return status, text
 
     async def _read(self, path: str, body: Any) -> tuple[int, str]:
@@ -129,12 +129,12 @@ class HttpSession:
                 await client.aclose()
 
 
-def read_object(said: str, text: str) -> dict[str, Any]:
+def read_object(source: str, text: str) -> dict[str, Any]:
     """Errors: EnvironmentFailed for anything but a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EnvironmentFailed(f"{said} answered with no JSON: {in_one_line(error)}") from error
+        raise EnvironmentFailed(f"{source} answered with no JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
-        raise EnvironmentFailed(f"{said} answered with no JSON object: {in_one_line(text)}")
+        raise EnvironmentFailed(f"{source} answered with no JSON object: {one_line(text)}")
     return value

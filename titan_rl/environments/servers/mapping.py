@@ -22,14 +22,14 @@ ToAction = Callable[[str], Any]
 ToText = Callable[[Any], str]
 
 
-def read_action(given: dict[str, Any] | str, folders: Sequence[str]) -> ToAction:
+def read_action(action: dict[str, Any] | str, folders: Sequence[str]) -> ToAction:
     """Errors: ConfigError; of the result ToolError, UserCodeError."""
     setting = "task.options.action"
-    if isinstance(given, str):
-        return own_function(setting, given, "answer", folders)
-    if ANSWER not in json.dumps(given):
-        raise ConfigError(f"{setting} = {given!r} leaves out what the model wrote: put '{ANSWER}' where it belongs")
-    return lambda answer: _filled(given, answer)
+    if isinstance(action, str):
+        return user_function(setting, action, "answer", folders)
+    if ANSWER not in json.dumps(action):
+        raise ConfigError(f"{setting} = {action!r} leaves out what the model wrote: put '{ANSWER}' where it belongs")
+    return lambda answer: _filled(action, answer)
 
 
 def _filled(value: Any, answer: str) -> Any:
@@ -40,7 +40,7 @@ def _filled(value: Any, answer: str) -> Any:
     return value.replace(ANSWER, answer) if isinstance(value, str) else value
 
 
-def own_function(setting: str, reference: str, parameter: str, folders: Sequence[str]) -> Callable[[Any], Any]:
+def user_function(setting: str, reference: str, parameter: str, folders: Sequence[str]) -> Callable[[Any], Any]:
     """The user's function of one argument, whose failures have its name. Errors: ConfigError; of the result ToolError,
     UserCodeError."""
     if not is_reference(reference):
@@ -48,7 +48,7 @@ def own_function(setting: str, reference: str, parameter: str, folders: Sequence
     function = resolve(setting, reference, folders)
     check_signature(f"{setting} = {reference!r}", function, (parameter,))
 
-    def called(argument: Any) -> Any:
+    def wrapped(argument: Any) -> Any:
         try:
             return function(argument)
         except (ConfigError, ToolError):
@@ -56,20 +56,20 @@ def own_function(setting: str, reference: str, parameter: str, folders: Sequence
         except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
             raise UserCodeError(f"{reference}: {what_happened(error, source_file(function))}") from None
 
-    return called
+    return wrapped
 
 
-def read_observation(given: str, folders: Sequence[str]) -> ToText:
+def read_observation(reference: str, folders: Sequence[str]) -> ToText:
     """Errors: ConfigError; of the result EnvironmentFailed, UserCodeError."""
-    if not is_reference(given):
-        return lambda observation: as_text(_field(observation, given))
-    function = own_function("task.options.observation", given, "observation", folders)
+    if not is_reference(reference):
+        return lambda observation: as_text(_field(observation, reference))
+    function = user_function("task.options.observation", reference, "observation", folders)
 
     def text(observation: Any) -> str:
-        said = function(observation)
-        if not isinstance(said, str):
-            raise UserCodeError(f"{given} gave {shown(said)}: give text")
-        return as_text(said)
+        result = function(observation)
+        if not isinstance(result, str):
+            raise UserCodeError(f"{reference} gave {shown(result)}: give text")
+        return as_text(result)
 
     return text
 

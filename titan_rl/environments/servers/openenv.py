@@ -18,8 +18,8 @@ from titan_rl.data.types import Prompt
 from titan_rl.environments.conversation.tools import ToolError
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.interfaces.task import UserCodeError
-from titan_rl.environments.prompts.seeded_task import Seen, SteppedEnvironment, SteppedOptions, SteppedTask, needs
-from titan_rl.environments.servers.address import SETTING, Address, outside_of_a_loop, read_address
+from titan_rl.environments.prompts.seeded_task import SteppedEnvironment, SteppedOptions, SteppedTask, StepResult, needs
+from titan_rl.environments.servers.address import SETTING, Address, read_address, run_in_thread
 from titan_rl.environments.servers.http_session import AS_IT_IS, read_body_now
 from titan_rl.environments.servers.mapping import ANSWER, ToAction, ToText, read_action, read_observation
 from titan_rl.environments.servers.openenv_session import Outcome, Refused, Session
@@ -71,7 +71,7 @@ class OpenEnvTask(SteppedTask):
     def check_ready(self) -> None:
         """Errors: ConfigError if the server does not begin an episode, or takes other actions."""
         try:
-            outside_of_a_loop(self._try())
+            run_in_thread(self._try())
         except EnvironmentFailed as error:
             raise ConfigError(f"{error}; start the server, or correct {SETTING} or what the line names") from None
         if isinstance(self.options.action, dict):
@@ -95,14 +95,14 @@ def _address(name: str, options: OpenEnvOptions) -> Address:
 def _check_action(address: Address, action: dict[str, Any]) -> None:
     """Against the schema that the server tells, if it does. Errors: ConfigError."""
     schema = _schema(address)
-    known, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(known, dict) or not isinstance(required, list):
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
         return
-    said = f"task.options.action = {json.dumps(action)}"
+    setting = f"task.options.action = {json.dumps(action)}"
     if missing := [name for name in required if name not in action]:
-        raise ConfigError(f"{said} lacks {', '.join(map(repr, missing))}, which this environment wants: add it")
-    if schema.get("additionalProperties") is False and (unknown := [name for name in action if name not in known]):
-        raise ConfigError(f"{said}: this environment takes no {unknown[0]!r}: {nearest(unknown[0], known)}")
+        raise ConfigError(f"{setting} lacks {', '.join(map(repr, missing))}, which this environment wants: add it")
+    if schema.get("additionalProperties") is False and (unknown := [name for name in action if name not in properties]):
+        raise ConfigError(f"{setting}: this environment takes no {unknown[0]!r}: {nearest(unknown[0], properties)}")
 
 
 def _schema(address: Address) -> dict[str, Any]:
@@ -127,24 +127,24 @@ class OpenEnvEnvironment(SteppedEnvironment):
         super().__init__(max_turns, style)
         self.session, self._reset, self._action, self._text = session, reset, action, text
 
-    async def _begin(self) -> Seen:
+    async def _begin(self) -> StepResult:
         outcome = await self.session.begin(self._reset)
         if outcome.is_done:
             raise EnvironmentFailed(f"{self.session.address.url}: its episode was over at the reset")
-        return self._seen(outcome)
+        return self._step_result(outcome)
 
-    async def _act(self, answer: str) -> Seen:
+    async def _act(self, answer: str) -> StepResult:
         try:
-            return self._seen(await self.session.step(_plain(self._action(answer))))
+            return self._step_result(await self.session.step(_plain(self._action(answer))))
         except Refused as error:
             if error.code == _DOES_NOT_FIT:
                 raise ToolError(str(error)) from None
             raise EnvironmentFailed(f"{self.session.address.url} failed at a step: {error.code}: {error}") from error
 
-    def _seen(self, outcome: Outcome) -> Seen:
+    def _step_result(self, outcome: Outcome) -> StepResult:
         """What is over is not shown."""
         text = "" if outcome.is_done else self._text(outcome.observation)
-        return Seen(text, outcome.reward, outcome.is_done)
+        return StepResult(text, outcome.reward, outcome.is_done)
 
     async def close(self) -> None:
         await self.session.close()

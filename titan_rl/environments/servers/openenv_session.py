@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from titan_rl.data.numbers import finite
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.servers.address import Address, in_one_line
+from titan_rl.environments.servers.address import Address, one_line
 
 T = TypeVar("T")
 _MAX_BYTES = 16 << 20
@@ -45,13 +45,13 @@ class Refused(Exception):
     def __init__(self, data: Any):
         self.data = data if isinstance(data, dict) else {}
         self.code = str(self.data.get("code", ""))
-        super().__init__(in_one_line(self._details() or self.data.get("message", "") or data))
+        super().__init__(one_line(self._details() or self.data.get("message", "") or data))
 
     def _details(self) -> str:
         """Of an action that does not fit, field by field."""
         errors = self.data.get("errors")
-        found = [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
-        return "; ".join(f"{'.'.join(map(str, e.get('loc', ())))}: {e.get('msg', '')}" for e in found)
+        listed = [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
+        return "; ".join(f"{'.'.join(map(str, e.get('loc', ())))}: {e.get('msg', '')}" for e in listed)
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Session:
             return await self._ask("reset", data)
         except InvalidStatus as error:
             status = error.response.status_code
-            said = f"the server answered {status}, where a WebSocket was asked for"
-            raise (_NotYet(said) if status >= 500 else EnvironmentFailed(f"{self.address.url}: {said}")) from error
+            reason = f"the server answered {status}, where a WebSocket was asked for"
+            raise (_NotYet(reason) if status >= 500 else EnvironmentFailed(f"{self.address.url}: {reason}")) from error
         except ConnectionClosed as error:
             raise _NotYet(f"the server closed the connection before a session had begun: {error}") from error
         except (OSError, InvalidHandshake, EOFError) as error:
-            raise _NotYet(f"no WebSocket: {in_one_line(error)}") from error
+            raise _NotYet(f"no WebSocket: {one_line(error)}") from error
         except Refused as error:
             if error.code != _CAPACITY:
                 raise
@@ -120,7 +120,7 @@ class Session:
         try:
             return await self._ask("step", action)
         except ConnectionClosed as error:
-            raise EnvironmentFailed(f"{self.address.url} was lost in an episode: {in_one_line(error)}") from error
+            raise EnvironmentFailed(f"{self.address.url} was lost in an episode: {one_line(error)}") from error
 
     async def _ask(self, kind: str, data: Any) -> Outcome:
         """Errors: Refused, EnvironmentFailed, ConnectionClosed."""
@@ -135,13 +135,13 @@ class Session:
 
         return self._outcome(kind, await self._within(f"an answer to a {kind}", answer()))
 
-    async def _within(self, what: str, doing: Awaitable[T]) -> T:
+    async def _within(self, label: str, pending: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(self.timeout):
-                return await doing
+                return await pending
         except TimeoutError as error:
-            said = f"{self.address.url}: {what} did not come within task.options.timeout = {self.timeout:g} s"
-            raise EnvironmentFailed(said) from error
+            message = f"{self.address.url}: {label} did not come within task.options.timeout = {self.timeout:g} s"
+            raise EnvironmentFailed(message) from error
 
     def _outcome(self, kind: str, text: str | bytes) -> Outcome:
         try:
@@ -150,10 +150,10 @@ class Session:
                 raise Refused(said.get("data"))
             data = said["data"]
             if said["type"] != "observation" or not isinstance(data.get("done"), bool | None):
-                raise ValueError(in_one_line(said))
+                raise ValueError(one_line(said))
             return Outcome(data["observation"], _reward(data.get("reward")), bool(data.get("done")))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            said = f"{self.address.url} answered a {kind} with nonsense: {type(error).__name__}: {in_one_line(error)}"
+            said = f"{self.address.url} answered a {kind} with nonsense: {type(error).__name__}: {one_line(error)}"
             raise EnvironmentFailed(said) from error
 
     async def close(self) -> None:

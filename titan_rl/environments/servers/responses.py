@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from titan_rl.config.sections.kinds import Style
-from titan_rl.environments.conversation.tool_calls import Call, Malformed, words_beside_calls
+from titan_rl.environments.conversation.tool_calls import Call, Malformed, text_beside_calls
 
 
 class Transcript:
@@ -14,15 +14,15 @@ class Transcript:
     def __init__(self) -> None:
         self._items: list[dict[str, Any]] = []
 
-    def say(self, answer: str, style: Style, asked: list[Call | Malformed]) -> None:
+    def add_answer(self, answer: str, style: Style, calls: list[Call | Malformed]) -> None:
         """The words of an answer; one that makes no call is a message even if it is empty."""
-        words = words_beside_calls(answer, style, asked)
-        if words or not asked:
+        words = text_beside_calls(answer, style, calls)
+        if words or not calls:
             content = [{"type": "output_text", "text": words, "annotations": []}]
             about = {"type": "message", "role": "assistant", "status": "completed", "content": content}
             self._items.append(about | {"id": self._new_id("message")})
 
-    def call(self, call: Call, result: str) -> None:
+    def add_call(self, call: Call, result: str) -> None:
         """A call and what the model was told of it."""
         number = self._new_id("call")
         about = {"type": "function_call", "name": call.name, "arguments": json.dumps(call.arguments)}

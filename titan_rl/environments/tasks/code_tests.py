@@ -40,7 +40,7 @@ def source_of(answer: str) -> str:
     return blocks[-1] if blocks else answer
 
 
-async def passed(sandbox: Runner, source: str, tests: Sequence[CodeTest], limits: Limits) -> list[bool]:
+async def run_tests(sandbox: Runner, source: str, tests: Sequence[CodeTest], limits: Limits) -> list[bool]:
     """Which tests a program passes. Errors: SandboxFailed, which is nobody's wrong answer."""
     program = Program(source, limits=limits)
     functions = [test for test in tests if isinstance(test, FunctionTest)]
@@ -58,10 +58,10 @@ async def passed(sandbox: Runner, source: str, tests: Sequence[CodeTest], limits
 
 
 def _right_values(outcome: Outcome, tests: Sequence[FunctionTest]) -> list[bool]:
-    if outcome.given is None:
+    if outcome.results is None:
         return [False] * len(tests)
-    pairs = zip(outcome.given, tests, strict=True)
-    return [given.error is None and same(given.value, test.expected) for given, test in pairs]
+    pairs = zip(outcome.results, tests, strict=True)
+    return [result.error is None and same(result.value, test.expected) for result, test in pairs]
 
 
 def _right_text(outcome: Outcome, expected: str) -> bool:

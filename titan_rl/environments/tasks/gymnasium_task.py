@@ -25,12 +25,12 @@ from titan_rl.config.plugins import what_happened
 from titan_rl.config.sections.kinds import Count
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
-from titan_rl.environments.conversation.blocking_thread import OwnThread
+from titan_rl.environments.conversation.blocking_thread import BlockingThread
 from titan_rl.environments.conversation.tools import ToolError
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.prompts.seeded_task import Seen, SteppedEnvironment, SteppedOptions, SteppedTask, needs
-from titan_rl.environments.servers.address import outside_of_a_loop
-from titan_rl.environments.servers.mapping import ToText, as_text, own_function, read_observation
+from titan_rl.environments.prompts.seeded_task import SteppedEnvironment, SteppedOptions, SteppedTask, StepResult, needs
+from titan_rl.environments.servers.address import run_in_thread
+from titan_rl.environments.servers.mapping import ToText, as_text, read_observation, user_function
 
 _RENDER = "render"
 
@@ -66,7 +66,7 @@ class GymnasiumTask(SteppedTask):
         self._gymnasium = _imported()
         sys.path.extend(folder for folder in folders if folder not in sys.path)
         self._action = (
-            own_function("task.options.action", options.action, "answer", folders) if options.action else None
+            user_function("task.options.action", options.action, "answer", folders) if options.action else None
         )
         self._text = _text_of(options.observation, folders)
 
@@ -120,7 +120,7 @@ class GymnasiumTask(SteppedTask):
     def check_ready(self) -> None:
         """Errors: ConfigError if an environment cannot be made and reset, or has no text."""
         try:
-            outside_of_a_loop(self._try())
+            run_in_thread(self._try())
         except EnvironmentFailed as error:
             raise ConfigError(f"task.options.id = {self.options.id!r}: {error}") from None
 
@@ -146,10 +146,10 @@ def _text_of(observation: str, folders: Sequence[str]) -> ToText | None:
     return read_observation(observation, folders)
 
 
-def _checked(space: Any, action: Any, wanted: str) -> Any:
+def _checked(space: Any, action: Any, expected: str) -> Any:
     """Errors: ToolError."""
     if action is None or not space.contains(action):
-        raise ToolError(f"give {wanted}")
+        raise ToolError(f"give {expected}")
     return action
 
 
@@ -159,39 +159,39 @@ class GymnasiumEnvironment(SteppedEnvironment):
     def __init__(self, task: GymnasiumTask, seed: int):
         super().__init__(task.options.max_turns, task.style)
         self.task, self.seed = task, seed
-        self._thread = OwnThread(task.options.id)
+        self._thread = BlockingThread(task.options.id)
         self._environment: Any = None
 
-    async def _begin(self) -> Seen:
-        def begin() -> Seen:
+    async def _begin(self) -> StepResult:
+        def begin() -> StepResult:
             self._environment = self.task.make()
             self.task.check_actions(self._environment.action_space)
             observation, _ = self._environment.reset(seed=self.seed)
-            return Seen(self.task.text(self._environment, observation))
+            return StepResult(self.task.text(self._environment, observation))
 
         return await self._call("its reset", begin)
 
-    async def _act(self, answer: str) -> Seen:
+    async def _act(self, answer: str) -> StepResult:
         action = self.task.action(self._environment.action_space, answer)
 
-        def act() -> Seen:
+        def act() -> StepResult:
             observation, reward, terminated, truncated, _ = self._environment.step(action)
             is_over = bool(terminated or truncated)
-            return Seen("" if is_over else self.task.text(self._environment, observation), float(reward), is_over)
+            return StepResult("" if is_over else self.task.text(self._environment, observation), float(reward), is_over)
 
         return await self._call("its step", act)
 
-    async def _call(self, what: str, function: Any) -> Seen:
+    async def _call(self, label: str, function: Any) -> StepResult:
         try:
-            return await self._thread.call(what, function, self.task.options.timeout)
+            return await self._thread.call(label, function, self.task.options.timeout)
         except (EnvironmentFailed, ConfigError, ToolError):
             raise
         except (Exception, SystemExit) as error:  # it is anybody's code: whatever it raises is told by name
-            raise EnvironmentFailed(f"{self.task.options.id}: {what}: {what_happened(error)}") from error
+            raise EnvironmentFailed(f"{self.task.options.id}: {label}: {what_happened(error)}") from error
 
     async def close(self) -> None:
-        await self._thread.end(self._let_go, self.task.options.timeout)
+        await self._thread.end(self._close_environment, self.task.options.timeout)
 
-    def _let_go(self) -> None:
+    def _close_environment(self) -> None:
         if self._environment is not None:
             self._environment.close()

@@ -56,10 +56,10 @@ class MathTask(RowsTask):
 
 def is_right(answer: str, expected: str) -> bool:
     """Whether what an answer gives last equals what is expected. Errors: ValueError if that cannot be read."""
-    wanted = _in_a_box(expected)
-    expected_of(wanted)
-    given = final_answer(answer)
-    return given is not None and len(given) <= _LONGEST and is_equal(given, wanted)
+    reference = _in_a_box(expected)
+    expected_of(reference)
+    final = final_answer(answer)
+    return final is not None and len(final) <= _LONGEST and is_equal(final, reference)
 
 
 def _can_be_read(expected: str) -> bool:
@@ -86,8 +86,8 @@ def final_answer(answer: str) -> str | None:
     if not lines:
         return None
     last = _without_stars(lines[-1])
-    said = _SAID.fullmatch(last)
-    return _without_stars((said[1] if said else last).strip().rstrip(".")).rstrip(".").strip() or None
+    match = _SAID.fullmatch(last)
+    return _without_stars((match[1] if match else last).strip().rstrip(".")).rstrip(".").strip() or None
 
 
 def _without_stars(line: str) -> str:

@@ -28,7 +28,7 @@ class MixtureTask(Task):
         configs = parts_of(task)
         self._parts: dict[str, Task] = {}
         for label, config in configs.items():
-            with _told_of(label):
+            with _errors_under(label):
                 self._parts[label] = make(config)
         self._weights = {label: config.weight for label, config in configs.items()}
         self._round = [label for label, weight in self._weights.items() for _ in range(weight)]
@@ -47,7 +47,7 @@ class MixtureTask(Task):
         order = random.Random(f"{stream} {seed} {number}").sample(self._round, len(self._round))
         label = order[place]
         index_in_part = number * self._weights[label] + order[:place].count(label)
-        with _told_of(label):
+        with _errors_under(label):
             prompt = self.parts[label].prompt(stream, seed, index_in_part)
         return replace(prompt, id=f"{stream}/{index:07d}", task=label)
 
@@ -57,7 +57,7 @@ class MixtureTask(Task):
     def check_ready(self) -> None:
         """Errors: ConfigError, as of each."""
         for label, part in self.parts.items():
-            with _told_of(label):
+            with _errors_under(label):
                 part.check_ready()
 
     def prepare_scoring(self) -> None:
@@ -88,7 +88,7 @@ class MixtureTask(Task):
 
 
 @contextmanager
-def _told_of(label: str) -> Iterator[None]:
+def _errors_under(label: str) -> Iterator[None]:
     """A task's mistakes, with the table that it is in."""
     try:
         yield

@@ -21,13 +21,13 @@ def python_tool(limits: Limits | None = None) -> Tool:
     limits = limits or Limits()
 
     async def run(code: str) -> str:
-        return _told(await shared_sandbox().run(Program(code, limits=limits)), limits)
+        return _tool_result(await shared_sandbox().run(Program(code, limits=limits)), limits)
 
     # the program has a deadline of its own; this one allows for the wait until a box is free
     return Tool("python", "Runs a Python program and gives what it prints.", _PARAMETERS, run, 4 * limits.seconds + 10)
 
 
-def _told(outcome: Outcome, limits: Limits) -> str:
+def _tool_result(outcome: Outcome, limits: Limits) -> str:
     """What it printed, and why it ended if that was not of itself."""
     why = {
         "ok": "",
@@ -36,5 +36,5 @@ def _told(outcome: Outcome, limits: Limits) -> str:
         "memory": f"stopped: more than {limits.memory >> 20} MiB of memory",
         "output": f"stopped: more than {limits.output >> 10} KiB of output",
     }[outcome.ending]
-    said = "\n".join(part for part in (outcome.stdout.rstrip("\n"), why) if part)
-    return said or "(it printed nothing)"
+    text = "\n".join(part for part in (outcome.stdout.rstrip("\n"), why) if part)
+    return text or "(it printed nothing)"

@@ -114,13 +114,13 @@ def draw_house(draw: random.Random, num_rooms: int, least_turns: int) -> House:
     """One whose shortest way takes ``least_turns`` or more: half as many turns again as there are rooms are found in
     one house of a hundred (16 rooms), ``most_turns`` in almost none. Errors: ValueError if there seems to be none."""
     for _ in range(_MAX_DRAWS):
-        house = _any_house(draw, num_rooms)
+        house = _random_house(draw, num_rooms)
         if len(house.shortest_way()) >= least_turns:
             return house
     raise ValueError(f"none of {_MAX_DRAWS} houses of {num_rooms} rooms takes {least_turns} turns: ask for fewer")
 
 
-def _any_house(draw: random.Random, num_rooms: int) -> House:
+def _random_house(draw: random.Random, num_rooms: int) -> House:
     grid = _grid(draw, num_rooms)
     treasure = draw.choice([place for place, beside in grid.items() if len(beside) == 1])
     start, key = draw.sample([place for place in grid if place != treasure], 2)
@@ -128,9 +128,9 @@ def _any_house(draw: random.Random, num_rooms: int) -> House:
     waiting = deque(numbers)
     while waiting:
         beside = grid[waiting.popleft()]
-        new = [beside[way] for way in DIRECTIONS if way in beside and beside[way] not in numbers]
-        numbers |= {place: len(numbers) + number for number, place in enumerate(new)}
-        waiting.extend(new)
+        unnumbered = [beside[way] for way in DIRECTIONS if way in beside and beside[way] not in numbers]
+        numbers |= {place: len(numbers) + number for number, place in enumerate(unnumbered)}
+        waiting.extend(unnumbered)
     doors = [{way: numbers[grid[place][way]] for way in DIRECTIONS if way in grid[place]} for place in numbers]
     return House(doors, numbers[key], numbers[treasure])
 
@@ -143,10 +143,10 @@ def _grid(draw: random.Random, num_rooms: int) -> dict[tuple[int, int], dict[str
         x, y = places[-1] if draw.random() < _STRAIGHT else draw.choice(places)
         direction = draw.choice(list(DIRECTIONS))
         dx, dy = DIRECTIONS[direction]
-        new = x + dx, y + dy
-        if new not in grid:
-            grid[x, y][direction], grid[new] = new, {_OPPOSITE[direction]: (x, y)}
-            places.append(new)
+        neighbour = x + dx, y + dy
+        if neighbour not in grid:
+            grid[x, y][direction], grid[neighbour] = neighbour, {_OPPOSITE[direction]: (x, y)}
+            places.append(neighbour)
     return grid
 
 
@@ -211,21 +211,21 @@ class TreasureTask(Task):
         return Prompt(f"{stream}/{index:07d}", f"house {house.name}", way, asdict(house))
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
-        seen = self._game(prompt).seen()
+        observation = self._game(prompt).observation()
         if self.style == "compact":
-            return seen
-        asked = f"{_ASKED.format(turns=self.options.max_turns)}\n\n{seen}"
+            return observation
+        question = f"{_ASKED.format(turns=self.options.max_turns)}\n\n{observation}"
         system = [dict(role="system", content=self.system_prompt)] if self.system_prompt else []
-        return [*system, dict(role="user", content=asked)]
+        return [*system, dict(role="user", content=question)]
 
     def demonstration(self, prompt: Prompt) -> list[str]:
-        house, state, shown = House(**prompt.entry), State(), list[str]()
+        house, state, commands = House(**prompt.entry), State(), list[str]()
         for command in house.shortest_way():
-            shown.append(command[0] if self.style == "compact" else _in_words(command, house.thing(state)))
+            commands.append(command[0] if self.style == "compact" else _in_words(command, house.thing(state)))
             after = house.after(state, command)
             assert after is not None, "the shortest way has no command that cannot be done"
             state = after
-        return shown
+        return commands
 
     def difficulty(self, prompt: Prompt) -> str:
         """Turns of the shortest way, for the curriculum."""
@@ -244,9 +244,9 @@ class TreasureTask(Task):
         if not credit:
             return {"treasure": float(states[-1].has_treasure)}
         return {
-            "key": [credit / 2 * found for found in _turned([state.has_key for state in states])],
-            "door": [credit / 2 * found for found in _turned([state.is_open for state in states])],
-            "treasure": [(1 - credit) * found for found in _turned([state.has_treasure for state in states])],
+            "key": [credit / 2 * reached for reached in _turned([state.has_key for state in states])],
+            "door": [credit / 2 * reached for reached in _turned([state.is_open for state in states])],
+            "treasure": [(1 - credit) * reached for reached in _turned([state.has_treasure for state in states])],
         }
 
 
@@ -287,7 +287,7 @@ class Game:
         self.state = self.state if after is None else after
         return self.state
 
-    def seen(self) -> str:
+    def observation(self) -> str:
         """What the player is told."""
         house, state = self.house, self.state
         locks = {way: house.has_lock(state, way) for way in house.doors[state.room]}
@@ -296,9 +296,9 @@ class Game:
             things = {"": "", "key": "k", "treasure": "$"}[house.thing(state)] + "*" * state.has_key
             return f"{'!' * self.was_refused}{doors}{things}>"
         doors = ", ".join(f"{_NAMES[way]}{' (locked)' * is_locked}" for way, is_locked in locks.items())
-        said = ["You can't do that."] * self.was_refused + [f"Doors: {doors}."]
-        said += [f"The {thing} lies here." for thing in (house.thing(state),) if thing]
-        return " ".join(said + ["You carry the key."] * state.has_key)
+        sentences = ["You can't do that."] * self.was_refused + [f"Doors: {doors}."]
+        sentences += [f"The {thing} lies here." for thing in (house.thing(state),) if thing]
+        return " ".join(sentences + ["You carry the key."] * state.has_key)
 
 
 def _command(answer: str) -> str | None:
@@ -314,4 +314,4 @@ class TreasureEnvironment(OneAnswer):
 
     async def step(self, answer: str) -> Reply:
         self.game.play(answer)
-        return OVER if self.game.is_over else Reply([{"role": "user", "content": self.game.seen()}])
+        return OVER if self.game.is_over else Reply([{"role": "user", "content": self.game.observation()}])

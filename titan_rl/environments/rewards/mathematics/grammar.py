@@ -122,8 +122,8 @@ class _Answer(Expressions):
 
     def _unit(self, start: int) -> tuple[Unit, int] | None:
         """A unit that begins there and that nothing but the end of an element follows."""
-        found = read_unit(self.tokens, start, self.words)
-        return found if found is not None and self._is_end(found[1]) else None
+        unit = read_unit(self.tokens, start, self.words)
+        return unit if unit is not None and self._is_end(unit[1]) else None
 
     def _is_end(self, place: int) -> bool:
         if place >= len(self.tokens):
@@ -179,8 +179,8 @@ class _Answer(Expressions):
     # chains, sets and ratios
 
     def _chain(self) -> Form:
-        if (found := self._sets()) is not None:
-            return found
+        if (sets := self._sets()) is not None:
+            return sets
         parts, operators = [self._quantity()], []
         if self.peek().text == ":":
             return self._ratio(parts[0])

@@ -85,9 +85,9 @@ def mount_read_only(device: str) -> None:
     call("mount", None, device.encode(), None, flags, None)
 
 
-def close_all_but(kept: int) -> None:
+def close_all_but(descriptor: int) -> None:
     """And 0 to 2, whatever the limit on their number is or was."""
-    for first, last in ((3, kept - 1), (kept + 1, _LAST_DESCRIPTOR)):
+    for first, last in ((3, descriptor - 1), (descriptor + 1, _LAST_DESCRIPTOR)):
         if first <= last:
             call("syscall", _CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), 0)
 

@@ -31,7 +31,7 @@ def run(source: str, stdin: str, calls: list, task: socket.socket) -> None:
         sys.modules["__main__"], sys.argv = module, ["program.py"]
         exec(compile(source, "program.py", "exec"), module.__dict__)
         if calls:
-            task.sendall(json.dumps([_called(module, *each) for each in calls]).encode())
+            task.sendall(json.dumps([_called(module, *call) for call in calls]).encode())
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -80,7 +80,7 @@ def _encoded(value: Any, depth: int = 0) -> Any:
     if kind in (int, float):
         return {kind.__name__: repr(value)}
     if kind in (list, tuple, set, frozenset):
-        return {kind.__name__: [_encoded(each, depth + 1) for each in value]}
+        return {kind.__name__: [_encoded(item, depth + 1) for item in value]}
     if kind is dict:
         return {"dict": [[_encoded(k, depth + 1), _encoded(v, depth + 1)] for k, v in value.items()]}
     raise TypeError(f"{kind.__name__} is no plain value")

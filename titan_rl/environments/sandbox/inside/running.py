@@ -60,6 +60,6 @@ def _read_task(task: socket.socket) -> tuple[str, str, list]:
     parts = []
     while part := task.recv(1 << 16):
         parts.append(part)
-    given = json.loads(b"".join(parts))
+    message = json.loads(b"".join(parts))
     task.sendall(b"begun\n")
-    return given["source"], given["stdin"], given["calls"]
+    return message["source"], message["stdin"], message["calls"]

@@ -7,17 +7,17 @@ import time
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005
 
 
-class _AskedSemaphore(_multiprocessing.SemLock):
+class _PollingSemaphore(_multiprocessing.SemLock):
     """What is inherited but for a wait, which the kernel would have done."""
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         end = math.inf if timeout is None else time.monotonic() + timeout
         pause = _FIRST_PAUSE
         while not super().acquire(False):
-            left = end - time.monotonic()
-            if not block or left <= 0:
+            remaining = end - time.monotonic()
+            if not block or remaining <= 0:
                 return False
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LONGEST_PAUSE)
         return True
 
@@ -27,4 +27,4 @@ class _AskedSemaphore(_multiprocessing.SemLock):
 
 def install() -> None:
     """For all that is forked from here on, before anything has imported ``multiprocessing.synchronize``."""
-    _multiprocessing.SemLock = _AskedSemaphore
+    _multiprocessing.SemLock = _PollingSemaphore

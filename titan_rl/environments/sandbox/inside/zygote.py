@@ -145,21 +145,21 @@ def look_after(pids: set[int]) -> int:
         # of those that have ended, as the first one may have before the others, nothing is said
         for thread in threads[pid]:
             with contextlib.suppress(OSError):
-                if held := _memory(f"/proc/{pid}/task/{thread}"):
-                    memory += held + _buffers(f"/proc/{pid}/task/{thread}")
+                if resident := _memory(f"/proc/{pid}/task/{thread}"):
+                    memory += resident + _buffers(f"/proc/{pid}/task/{thread}")
                     break
     return memory
 
 
 def have_many_mappings(pids: set[int]) -> bool:
-    left = _MOST_MAPPINGS
+    remaining = _MOST_MAPPINGS
     for pid in pids:
         for thread in _threads(pid):
             with contextlib.suppress(OSError):
-                if count := _mappings(f"/proc/{pid}/task/{thread}", left):  # none: it has ended
-                    left -= count
+                if count := _mappings(f"/proc/{pid}/task/{thread}", remaining):  # none: it has ended
+                    remaining -= count
                     break
-    return left < 0
+    return remaining < 0
 
 
 def _nice(running: int) -> int:
