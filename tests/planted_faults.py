@@ -198,8 +198,8 @@ FAULTS = (
         "scorers_nonsense_paid_as_zero",
         "What is no score is a reward of 0",
         "titan_rl/environments/interfaces/score.py",
-        'Score("infra_error", {}, "the scorer answered nonsense")',
-        'Score("ok", {}, "the scorer answered nonsense")',
+        'Score("infra_error", {}, "invalid reply of the scorer")',
+        'Score("ok", {}, "invalid reply of the scorer")',
         ("environments/rewards/test_scoring.py::test_what_is_no_score_is_no_reward_of_zero",),
     ),
     Fault(

@@ -94,7 +94,7 @@ def test_a_resumed_run_draws_what_the_run_would_have(tmp_path, step):
     killed.close()
     resumed = make_stream(tmp_path / "killed")
     resumed.resume_after(done[-1][-1].id)
-    resumed.curriculum.go_to(step)
+    resumed.curriculum.restore(step)
     assert resumed.position <= position
     assert train(resumed, step + 1, 15) == undisturbed[step:]
 

@@ -163,7 +163,7 @@ WRONG = {
     "half": (half, "RemoteProtocolError|ReadError"),
     "trickle": (trickle, "did not answer within"),
     "flood": (flood, "more than 16 MiB"),
-    "redirect": (elsewhere, "followed nowhere"),
+    "redirect": (elsewhere, "redirects are not followed"),
     "500": (text("oops", 500), "answered 500: oops"),
     "503": (text("busy", 503), "answered 503"),
     "404": (text("no such thing", 404), "answered 404"),

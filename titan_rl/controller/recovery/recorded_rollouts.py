@@ -74,7 +74,7 @@ class Recovery(WayBack):
         pending = self.ledger.rewind(step, self.config.rollout.group_size)
         self.stream.resume_after(self.ledger.last_issued())
         if self.stream.curriculum is not None:
-            self.stream.curriculum.go_to(step)
+            self.stream.curriculum.restore(step)
         return deque(self.stream.by_id(prompt_id) for prompt_id in pending)
 
     async def train_recorded(self, trainer: TrainerMesh, check_stop: Callable[[], None] = lambda: None) -> None:

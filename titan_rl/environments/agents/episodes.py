@@ -23,7 +23,7 @@ from titan_rl.environments.rewards.functions import source_file
 
 Failure = tuple[Status, str]
 _END_SECONDS = 5.0
-"""For an agent that was told to stop."""
+"""For a cancelled agent."""
 
 
 class AgentTookTooLong(Exception):
@@ -67,7 +67,10 @@ class _EpisodeRequests:
         """The episode's own: a request comes in that of the server."""
 
     async def run_agent(self, agent: Agent, model: ModelAccess) -> Outcome:
-        """Run the agent to its end. Errors: AgentTookTooLong; EnvironmentFailed, ConfigError; what asking the generator raises."""
+        """Run the agent to its end.
+
+        Errors: AgentTookTooLong; EnvironmentFailed, ConfigError; what asking the generator raises.
+        """
         running = asyncio.create_task(agent.run(model))
         try:
             tasks = {running, self._generator_error}
@@ -146,7 +149,7 @@ class _EpisodeRequests:
             raise Refused(f"an episode has at most rollout.max_turns = {sampling.max_turns} answers", "max_turns")
 
     async def _ask(self, request: Request) -> list[Completion]:
-        """Errors: Refused, when the episode is told why."""
+        """Errors: Refused, with the error kept for the episode."""
         try:
             return await self.player.ask(request)
         except Exception as error:

@@ -93,7 +93,7 @@ def read_chat(body: Mapping[str, Any]) -> ModelRequest:
     _check(body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise Refused("messages: a list of {role, content} is wanted")
+        raise Refused("messages: give a list of {role, content}")
     parsed = tuple(_message(message) for message in messages)
     if parsed[-1].role == "assistant":
         raise Refused("messages: the last one is the assistant's: there is nothing to answer")
@@ -111,7 +111,7 @@ def read_completion(body: Mapping[str, Any]) -> ModelRequest:
     if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 1 << 31 for token in prompt):
         prompt = tuple(prompt)
     elif not isinstance(prompt, str) or not prompt:
-        raise Refused("prompt: one text, or one list of tokens, is wanted")
+        raise Refused("prompt: give one text, or one list of tokens")
     return ModelRequest(prompt=prompt, **_options(body), wants_logprobs=body.get("logprobs") is not None)
 
 
@@ -124,7 +124,7 @@ def _check(body: Mapping[str, Any]) -> None:
 def _options(body: Mapping[str, Any]) -> dict[str, Any]:
     limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
     if any(type(limit) is not int or limit < 1 for limit in limits):
-        raise Refused("max_tokens: a number of 1 or more is wanted")
+        raise Refused("max_tokens: give a number of 1 or more")
     return dict(
         max_new_tokens=limits[0] if limits else None,
         wants_tokens=body.get("return_token_ids") is True,
@@ -169,7 +169,7 @@ def _schemas(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Errors: Refused."""
     tools = body.get("tools") or []
     if not isinstance(tools, list):
-        raise Refused("tools: a list of {type: 'function', function: {name, parameters}} is wanted")
+        raise Refused("tools: give a list of {type: 'function', function: {name, parameters}}")
     return () if body.get("tool_choice") == "none" else tuple(map(_schema, tools))
 
 

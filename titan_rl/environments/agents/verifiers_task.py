@@ -148,7 +148,7 @@ class VerifiersTask(ListedTask):
 
 
 class VerifiersAgent:
-    """Agent of one episode; it has a key while it lasts, so that the worker keeps as many connections as there are sessions."""
+    """Agent of one episode, whose key is reused: the worker keeps a connection for each session."""
 
     def __init__(self, process: LineProcess, row: dict[str, Any], slot: tuple[int, str], free: list, timeout: float):
         self.process, self.row, self.timeout = process, row, timeout

@@ -26,7 +26,10 @@ def num_late() -> int:
 
 
 class BlockingThread:
-    """Daemon thread for all calls to one blocking object. Errors of all calls: what the function raises; EnvironmentFailed when it takes too long, or did before."""
+    """Daemon thread for all calls to one blocking object.
+
+    Errors of all calls: what the function raises; EnvironmentFailed when it takes too long, or did before.
+    """
 
     def __init__(self, name: str):
         self.name = name

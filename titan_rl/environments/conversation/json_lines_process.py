@@ -126,7 +126,10 @@ class LineProcess:
         await self.stop()
 
     async def ask(self, line: str) -> str:
-        """Send a line and await its reply. Errors: ProcessDied; RuntimeError when closed, DeadlineError or RuntimeError if it does not start."""
+        """Send a line and await its reply.
+
+        Errors: ProcessDied; RuntimeError when closed, DeadlineError or RuntimeError if it does not start.
+        """
         await self.start()
         self._count += 1
         number, future = self._count, asyncio.get_running_loop().create_future()

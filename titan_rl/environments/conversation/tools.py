@@ -26,7 +26,7 @@ from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed
 from titan_rl.mesh.processes.deadlines import together
 
 MAX_CALLS = 8
-"""Of one answer; what is beyond is told to the model."""
+"""Of one answer; further calls get an error."""
 MAX_RESULT = 4000
 """Characters of a tool's result that the model is shown."""
 _RETRIES = 2
@@ -130,7 +130,7 @@ class ToolEnvironment(OneAnswer):
         return f"={result}\n" if self.style == "compact" else result
 
     async def _result(self, number: int, call: Call | Malformed) -> tuple[str, ToolCall]:
-        """What the model is told, and the record. Errors: EnvironmentFailed."""
+        """Result for the model, and the record. Errors: EnvironmentFailed."""
         start = time.perf_counter()
         if isinstance(call, Malformed):
             return f"error: {call.why}", ToolCall("", call.text, "error", 0.0)

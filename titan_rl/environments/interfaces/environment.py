@@ -55,7 +55,10 @@ class Environment(Protocol):
         ...
 
     async def step(self, answer: str) -> Reply:
-        """Reply to the model's latest answer, given as text. Errors: EnvironmentFailed or ConfigError; any other becomes one."""
+        """Reply to the model's latest answer, given as text.
+
+        Errors: EnvironmentFailed or ConfigError; any other becomes one.
+        """
         ...
 
     async def close(self) -> None:

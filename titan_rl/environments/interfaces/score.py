@@ -37,5 +37,5 @@ def read_score(text: str) -> Score:
         score = Score(result["status"], parts, result["message"], turn_rewards=turns)
         is_finite = math.isfinite(score.reward)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Score("infra_error", {}, "the scorer answered nonsense")
+        return Score("infra_error", {}, "invalid reply of the scorer")
     return score if is_finite else Score("infra_error", {}, f"the scorer gave {score.reward}")

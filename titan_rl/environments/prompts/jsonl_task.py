@@ -25,7 +25,7 @@ from titan_rl.environments.prompts.row_files import DataRow, read_rows, without_
 
 _SECTION = "task.options"
 HELD_OUT = "held_out"
-"""The stream of held-out rows; all others are of training rows."""
+"""Name of the stream of held-out rows; all others are of training rows."""
 
 
 @dataclass(kw_only=True)
@@ -37,11 +37,11 @@ class RowsOptions:
     held_out_file: str = ""
     """Rows for evaluation only."""
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Without such a file: how much of ``file`` is for evaluation only."""
+    """Share of ``file`` for evaluation only, without ``held_out_file``."""
 
 
 class ListedTask(Task):
-    """Rows as prompts. A prompt carries its row, so that only the maker of prompts has to know them all."""
+    """Task of rows. A prompt carries its row, so that only the maker of prompts has to know them all."""
 
     style: Style
 
@@ -54,7 +54,7 @@ class ListedTask(Task):
 
     @cached_property
     def _split(self) -> Split[DataRow]:
-        """Made when the first prompt is wanted."""
+        """Split, made with the first prompt."""
         return self._make_split()
 
     @cached_property
@@ -85,9 +85,9 @@ class ListedTask(Task):
 
 
 class RowsTask(ListedTask):
-    """Rows of a data file.
+    """Task of a data file's rows.
 
-    Errors: ConfigError, for options when it is made, for the file when the first prompt is wanted.
+    Errors: ConfigError, for options at once, for the file with the first prompt.
     """
 
     OPTIONS: type[RowsOptions] = RowsOptions

@@ -1,4 +1,4 @@
-"""Rows of data files become prompts with answers, checked row by row.
+"""Rows of data files as prompts with answers, checked row by row.
 
 A row asks by exactly one of ``prompt``, ``question`` (text) and ``messages`` (a list of {role, content}); ``answer``
 is text or a number. All columns are kept for the reward function. Whatever is wrong is a ConfigError: one line with
@@ -28,19 +28,19 @@ _PROMPTS = ("prompt", "question", "messages")
 
 @dataclass(frozen=True)
 class DataRow:
-    """One row, checked."""
+    """Checked row of a data file."""
 
     place: str
-    """For messages: ``questions.jsonl line 7``."""
+    """Origin, for error messages: ``questions.jsonl line 7``."""
     columns: dict[str, Any]
     text: str
-    """What is asked, as one text."""
+    """The prompt, as one text."""
     messages: list[Message] | None
     answer: str | None
 
 
 def read_rows(path: Path) -> list[DataRow]:
-    """All rows, in order. Errors: ConfigError."""
+    """Read all rows, in order. Errors: ConfigError."""
     try:
         rows = [_check_row(place, columns) for place, columns in read_raw_rows(path)]
     except OSError as error:
@@ -68,7 +68,7 @@ def _check_row(place: str, columns: dict[str, Any]) -> DataRow:
 
 
 def without_answer(row: DataRow, reason: str) -> ConfigError:
-    """The mistake of a row that must have an answer."""
+    """Error for a row without a required answer."""
     return ConfigError(f"{row.place}: no 'answer', which {reason}; {names(row.columns, ['answer'])}")
 
 

@@ -1,4 +1,4 @@
-"""A reasoning-gym family as a task: compact strings for tiny models, or chat messages (gym_families.py says which)."""
+"""A reasoning-gym family as a task: compact strings for tiny models, or chat messages (families.py)."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _SHOT_SEED = 2**30
 
 
 class ReasoningGymTask(Task):
-    """Prompts without end; one in five is held out, by a hash of its text. Errors: ConfigError."""
+    """Endless task of a family; one in five prompts is held out, by a hash of its text. Errors: ConfigError."""
 
     def __init__(self, task: TaskConfig):
         check_name(task.name, task.style)

@@ -22,8 +22,10 @@ _STREAM = "data"
 def synthetic_rows(
     task: Task, kind: Kind, *, seed: int, count: int, num_held_out: int
 ) -> tuple[list[Asked], list[Asked]]:
-    """Rows to train on, of ``count`` prompts or all that a finite task has, and held-out ones. Errors: ConfigError if
-    the task has no worked example, or the same for all."""
+    """Training rows of ``count`` prompts (at most all of a finite task), and held-out rows.
+
+    Errors: ConfigError if the task has no worked example, or the same for all.
+    """
     limit = min(count, task.size.train) if task.size else count
     train = list(islice(PromptStream(task, seed, _STREAM), limit))
     return _rows(task, kind, train), _rows(task, kind, held_out_prompts(task, num_held_out))
@@ -61,7 +63,7 @@ def _columns(task: Task, kind: Kind, prompt: Prompt, answers: list[str], number:
 
 
 def _written(question: str | list[dict[str, str]], answer: str) -> str | list[dict[str, str]]:
-    """As what is asked is written."""
+    """Answer in the form of the question: text or messages."""
     return answer if isinstance(question, str) else [{"role": "assistant", "content": answer}]
 
 

@@ -33,7 +33,7 @@ _LAST_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process's groups are made."""
+    """Parent folder of this process's groups."""
 
     folder: Path | None
     """None: nowhere."""
@@ -46,7 +46,7 @@ class Place:
 
 
 class Group:
-    """Of one box. Errors: OSError where the kernel refuses."""
+    """Control group of one box. Errors: OSError where the kernel refuses."""
 
     def __init__(self, place: Path):
         _remove_left()
@@ -58,11 +58,11 @@ class Group:
         self._ended = 0
 
     def entered(self, command: list[str]) -> list[str]:
-        """That command, by a process which enters the group first."""
+        """Command that enters the group before it runs."""
         return ["/bin/sh", "-c", _ENTER, str(self.folder), *command]
 
     def bound(self, limits: Limits) -> None:
-        """All that a program has, its files included, beside what the box had before its first one."""
+        """Bound memory (files included) and processes of a program, on top of the empty box."""
         if self._box is None:
             self._box = int(_read(self.folder / "memory.current")), int(_read(self.folder / "pids.current"))
             with suppress(FileNotFoundError):  # a kernel that does not swap
@@ -75,13 +75,13 @@ class Group:
             self._bounds = bounds
 
     def has_ended_any(self) -> bool:
-        """Whether the kernel has ended a process for its memory since this was asked last."""
+        """Whether the kernel has killed a process for its memory since the last call."""
         counts = dict(line.split() for line in _read(self.folder / "memory.events").splitlines())
         before, self._ended = self._ended, int(counts["oom_kill"])
         return self._ended > before
 
     def close(self) -> None:
-        """End what is in it. What takes long to end is looked after later."""
+        """Kill all in the group and remove it; a slow end is cleaned up later."""
         _remove(self.folder, _REMOVE_SECONDS)
 
 
@@ -93,14 +93,14 @@ _closed: set[Path] = set()
 
 
 def new_group() -> Group | None:
-    """None where there can be none. Errors: OSError."""
+    """New group; None where control groups are unavailable. Errors: OSError."""
     folder = place().folder
     return None if folder is None else Group(folder)
 
 
 @cache
 def place() -> Place:
-    """Found by trial; groups that processes left which are gone are removed there."""
+    """Place for groups, by trial; groups of dead processes are removed there."""
     reasons = []
     for folder in candidates(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()):
         try:
@@ -115,7 +115,7 @@ def place() -> Place:
 
 
 def candidates(mounts: str, membership: str) -> list[Path]:
-    """The group of this process and those above it, by ``/proc/self/mountinfo`` and ``/proc/self/cgroup``."""
+    """Folders of this process's group and its parents, by ``/proc/self/mountinfo`` and ``/proc/self/cgroup``."""
     own = next((line.removeprefix("0::") for line in membership.splitlines() if line.startswith("0::")), None)
     if own is None or "/.." in own:  # outside of what this process's namespace shows
         return []
@@ -167,7 +167,7 @@ def sweep(folder: Path) -> None:
 
 
 def sweep_found() -> None:
-    """Where this process has found a place."""
+    """Remove groups of dead processes at this process's place, if it has one."""
     if place.cache_info().currsize and (folder := place().folder) is not None:
         sweep(folder)
 

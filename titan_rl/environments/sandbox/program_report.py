@@ -1,4 +1,4 @@
-"""What a program is told, and what it said: bytes from an enemy become its outcome, wherever it ran."""
+"""Message to a program, and its outcome from untrusted bytes, wherever it ran."""
 
 import json
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from titan_rl.environments.sandbox.program import CallResult, Ending, Outcome, P
 from titan_rl.environments.sandbox.values import decode, encode
 
 BEGUN = b"begun\n"
-"""What is said for a program before its first line is run."""
+"""Mark written before a program's first line is run."""
 
 
 @dataclass(frozen=True)
 class ExitReport:
-    """How it did, as those say who watched it."""
+    """Exit of a program, as its watcher saw it."""
 
     why: Ending | None
-    """What it had too much of; None: it ended by itself."""
+    """The exceeded limit; None: it ended by itself."""
     exit_code: int
     seconds: float
     memory: int
@@ -24,13 +24,13 @@ class ExitReport:
 
 
 def as_task(program: Program) -> dict[str, Any]:
-    """All that goes in, as JSON takes it."""
+    """Message to the program: source, standard input and calls, as plain values for JSON."""
     calls = [[call.function, [encode(argument) for argument in call.arguments]] for call in program.calls]
     return dict(source=program.source, stdin=program.stdin, calls=calls)
 
 
 def outcome_of(program: Program, ended: ExitReport, reply: bytes, stdout: bytes, stderr: bytes) -> Outcome:
-    """``said``: on the socket for what its functions give. Errors: SandboxFailed for a program that did not begin."""
+    """Outcome of a program. ``reply``: bytes of its call socket. Errors: SandboxFailed if it did not begin."""
     begun, results, most = reply[: len(BEGUN)], reply[len(BEGUN) :], program.limits.output
     if begun != BEGUN:  # whatever it ended by, that was not the program's doing
         raise SandboxFailed(f"a program did not begin: {stderr[:300].decode(errors='replace')}")
@@ -49,7 +49,7 @@ def outcome_of(program: Program, ended: ExitReport, reply: bytes, stdout: bytes,
 
 
 def _call_results(reply: bytes, count: int) -> tuple[CallResult, ...] | None:
-    """Whatever is not what our own code writes counts as nothing."""
+    """Call results; None for anything that main_module.py does not write."""
     if not count:
         return ()
     try:

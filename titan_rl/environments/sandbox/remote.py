@@ -1,4 +1,4 @@
-"""Programs at somebody else's server: SandboxFusion's single call, ``POST /run_code``, one for each program.
+"""Remote sandbox: SandboxFusion's single call, ``POST /run_code``, one for each program.
 
     host ── a script: ours (inside/remote_program.py), with program and inputs in it ──▶ server: its walls, its machine
          ◀── what the script printed: a report on the program, by a nonce ────────────
@@ -41,7 +41,7 @@ class RemoteConfig:
     """``[task.sandbox]``"""
 
     url: str = ""
-    """Of a server that speaks as SandboxFusion does."""
+    """Of a server with SandboxFusion's interface."""
     token_env: str = ""
     """Name of the environment variable that holds the server's token."""
     patience: Seconds = 10.0
@@ -51,7 +51,7 @@ class RemoteConfig:
 
 
 def remote_config(values: dict[str, Any]) -> RemoteConfig:
-    """Errors: ConfigError."""
+    """Parse and check ``[task.sandbox]``. Errors: ConfigError."""
     config = build_section(RemoteConfig, values, _SECTION)
     checked_address(_address(config), ("http", "https"), _EXAMPLE)
     if config.patience < _LEAST_PATIENCE:
@@ -68,15 +68,17 @@ def _address(config: RemoteConfig) -> Address:
 
 
 class RemoteSandbox:
-    """``Sandbox`` (pool.py) elsewhere. It keeps no connection: each call is by itself."""
+    """Runner of programs at a server, with a connection for each call."""
 
     def __init__(self, config: RemoteConfig):
         self._address, self._patience = _address(config), config.patience
         self._turns = asyncio.Semaphore(config.at_once)
 
     async def run(self, program: Program) -> Outcome:
-        """Each attempt ends ``patience`` after ``limits.seconds`` at the latest, not counting the wait for a turn.
-        Errors: SandboxFailed, after it was tried again."""
+        """Run a program; an attempt has ``limits.seconds`` and ``patience``, without the wait for a turn.
+
+        Errors: SandboxFailed, after three attempts.
+        """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self.run_once(program)
@@ -87,7 +89,7 @@ class RemoteSandbox:
         raise AssertionError("a program is tried once at least")
 
     async def run_once(self, program: Program) -> Outcome:
-        """Errors: SandboxFailed."""
+        """Run a program without a retry. Errors: SandboxFailed."""
         nonce, seconds = secrets.token_hex(16), program.limits.seconds + self._patience
         async with self._turns:
             try:
@@ -152,7 +154,7 @@ def _outcome(program: Program, nonce: str, text: str) -> Outcome:
 
 
 def check_server(values: dict[str, Any]) -> None:
-    """Errors: ConfigError if a program that is known does not end there as it must."""
+    """Run a known program at the server. Errors: ConfigError if it does not end as it must."""
     config = remote_config(values)
     calls, limits = (Call("double", (21,)),), Limits(seconds=10.0)
     program = Program("def double(x): return 2 * x\nprint(input())", "42\n", calls, limits)

@@ -1,4 +1,4 @@
-"""The system calls that programs may make, as the kernel's filter takes them; every other one is not there (ENOSYS).
+"""Seccomp filter of the system calls that programs may make; every other one fails with ENOSYS.
 
 A program has no capabilities, and its namespaces hide what it could reach. What is left is what the kernel keeps for
 all of a machine's processes, so a call is on the list if Python's library, the interpreter's start or libc needs it,
@@ -98,7 +98,7 @@ _OPTIMIZE, _AS_A_TREE = 8, 2
 
 @cache
 def seccomp_filter() -> bytes:
-    """Instructions of the filter. Errors: SandboxFailed without libseccomp."""
+    """Instructions of the filter, for the kernel. Errors: SandboxFailed without libseccomp."""
     try:
         import pyseccomp as seccomp
     except (ImportError, OSError, RuntimeError) as error:

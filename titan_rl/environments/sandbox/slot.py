@@ -1,6 +1,6 @@
-"""One box from outside: a program at a time is handed in, watched, and what came of it read.
+"""One box from outside: sends in a program at a time, watches it, and reads its outcome.
 
-Everything that comes from a program is bytes from an enemy: bounded, and never more than decoded text and JSON.
+All bytes from a program are untrusted: bounded, and never more than decoded text and JSON.
 """
 
 import array
@@ -29,7 +29,7 @@ _PIECE = 1 << 16
 
 
 class Report(TypedDict):
-    """What a box says of a program that has ended."""
+    """Report of a box on an ended program."""
 
     exit: int
     why: str
@@ -38,7 +38,7 @@ class Report(TypedDict):
 
 
 class Slot:
-    """Owns a box, and starts another where the last one is gone. One caller at a time, from any thread."""
+    """Owner of a box, restarted when it is gone. One caller at a time, from any thread."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen | None = None
@@ -46,7 +46,7 @@ class Slot:
         self._group: Group | None = None
 
     def start(self) -> socket.socket:
-        """The way to the box. Errors: SandboxFailed that says what bubblewrap said."""
+        """Start the box; gives its control socket. Errors: SandboxFailed with bubblewrap's message."""
         host_end, box_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with box_end, tempfile.TemporaryFile() as seccomp, tempfile.TemporaryFile() as log:
             seccomp.write(seccomp_filter())
@@ -73,7 +73,7 @@ class Slot:
                 self.close()
                 log.seek(0)
                 lines = log.read(4096).decode(errors="replace").strip().splitlines()
-                raise SandboxFailed(lines[-1] if lines else "the box said nothing")
+                raise SandboxFailed(lines[-1] if lines else "no output from the box")
         return host_end
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Slot:
             self._group = None
 
     def run(self, program: Program) -> Outcome:
-        """Errors: SandboxFailed if the box is at fault; another one is started for the next program."""
+        """Run a program. Errors: SandboxFailed by the box's fault; the next program starts another."""
         control = self._control
         if control is None or self._process is None or self._process.poll() is not None:
             self.close()
@@ -111,9 +111,9 @@ class _Run:
     def __init__(self, control: socket.socket, program: Program, group: Group | None):
         self.control, self.program, self.limits, self.group = control, program, program.limits, group
         self.why: Ending | None = None
-        """Why it was told to end."""
+        """Reason of the order to kill it."""
         self.is_still_running = False
-        """It was, and has not ended yet: what it has takes long to undo."""
+        """Whether it was killed and has not ended yet."""
 
     def outcome(self) -> Outcome:
         if self.group is not None:
@@ -195,7 +195,7 @@ class _Run:
         try:
             return json.loads(message)
         except (ValueError, RecursionError):
-            raise SandboxFailed("the box said nonsense") from None
+            raise SandboxFailed("invalid reply of the box") from None
 
     def _send(self) -> bool:
         """Some more of the program; whether there is more to send."""

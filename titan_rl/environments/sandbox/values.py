@@ -1,4 +1,4 @@
-"""Plain values as JSON that tells types apart, and a comparison that does.
+"""Plain values as JSON with types, and a typed comparison.
 
 ``1``, ``1.0`` and ``True`` are three values here: equality is decided outside the sandbox, by nothing that a program
 could have redefined. inside/running.py has the other end.
@@ -12,7 +12,7 @@ _MOST_DEEP = 60
 
 
 def encode(value: Any) -> Any:
-    """As JSON takes it. Errors: TypeError for what is no plain value."""
+    """Encode a plain value for JSON. Errors: TypeError for what is no plain value."""
     kind = type(value)
     if kind in (str, bool, type(None)):
         return value
@@ -26,7 +26,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any, depth: int = 0) -> Any:
-    """What a program says that its function gave. Errors: ValueError for what none could have given."""
+    """Decode a value from a program. Errors: ValueError for what ``encode`` cannot make."""
     if value is None or type(value) in (str, bool):
         return value
     if type(value) is not dict or len(value) != 1 or depth > _MOST_DEEP:
@@ -45,7 +45,7 @@ def decode(value: Any, depth: int = 0) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, with equal types all the way down; a float that is no number is equal to none."""
+    """Whether values and all their types are equal; NaN equals nothing."""
     return _typed(one) == _typed(other)
 
 

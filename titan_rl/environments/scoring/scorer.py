@@ -1,4 +1,4 @@
-"""Scores by the task, in a scoring process: ``python -m titan_rl.environments.scoring.scorer``."""
+"""Scorer of a task's answers, in a process of its own: ``python -m titan_rl.environments.scoring.scorer``."""
 
 import json
 import resource
@@ -23,7 +23,7 @@ _MESSAGE_CHARACTERS = 500
 
 
 class Scorer(ScoringProcess):
-    """``timeout``: seconds for one answer; ``at_once``: how many are scored side by side, at most."""
+    """Scoring process of a task. ``timeout``: seconds for one answer; ``at_once``: most answers side by side."""
 
     def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float, at_once: int):
         arguments = json.dumps(asdict(task)), json.dumps(list(folders)), str(timeout), str(at_once)
@@ -32,7 +32,7 @@ class Scorer(ScoringProcess):
         super().__init__(f"the scorer of task {task.name}", command, timeout, secrets=secrets)
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
-        """A score for each rollout's answers, and the seconds until all were there."""
+        """Score each rollout's answers; gives the scores, and the seconds for all."""
         fields = asdict(prompt)
         return await self.score_lines([json.dumps({"prompt": fields, "answers": answers}) for answers in rollouts])
 

@@ -1,9 +1,9 @@
-"""The far end of a scoring process (scoring_process.py): lines come in, and are answered side by side.
+"""Child side of a scoring process (scoring_process.py): requests as lines, answered side by side.
 
     verifier ──"7 {...}"──▶ this process ──{...}──▶ worker, a fork of it that has one line at a time
              ◀─"7 {...}"──               ◀─{...}──
 
-A worker that hangs or dies takes no other answer with it, and nobody's code has to bear threads. Workers are forked as
+A worker that hangs or dies takes no other answer with it, and no scorer has to be thread-safe. Workers are forked as
 they are needed: while fewer of them compute than there are cores, since scores that wait for a server cost nothing, and
 scores that compute would only be late for each other's sake. Where none computes, as many lines more are handed out as
 are found to wait, so that a burst of them is soon under way.
@@ -40,21 +40,24 @@ _LINE_BYTES = 1 << 20
 
 @dataclass
 class Worker:
+    """Forked worker with one line at a time."""
+
     pid: int
     connection: socket.socket
     line: int | None = None
-    """The number of that which it answers."""
+    """Number of the line in work; None: idle."""
     begun: float = 0.0
     unsent: bytes = b""
     received: bytes = b""
     was_stopped: bool = False
 
     def send(self) -> None:
+        """Send as much of the line as the socket takes."""
         with suppress(BlockingIOError, BrokenPipeError):
             self.unsent = self.unsent[self.connection.send(self.unsent) :]
 
     def end(self) -> None:
-        """With whatever it started."""
+        """Kill the worker's process group."""
         for kill in (os.killpg, os.kill):  # it may not be the head of its group yet
             with suppress(ProcessLookupError):
                 kill(self.pid, signal.SIGKILL)
@@ -64,20 +67,20 @@ class Worker:
 
 @dataclass
 class Workers:
-    """Owns them. ``most``: how many there may be."""
+    """Owner of the workers. ``most``: limit of their number."""
 
     answer: Answer
     timeout: float
     most: int
     output: int
-    """The descriptor on which answers leave."""
+    """Descriptor for answers."""
     workers: list[Worker] = field(default_factory=list)
     waiting: deque[tuple[int, bytes]] = field(default_factory=deque)
     _patrolled: float = 0.0
 
     def serve(self) -> None:
-        """Until standard input ends."""
-        gc.freeze()  # what is there by now is shared with the workers, and stays so
+        """Answer lines until standard input ends."""
+        gc.freeze()  # the memory by now is shared with the workers, and stays so
         received = b""
         while True:
             readable, writable, _ = select.select(
@@ -100,11 +103,12 @@ class Workers:
             self._dispatch()
 
     def close(self) -> None:
+        """Kill all workers."""
         for worker in self.workers:
             worker.end()
 
     def _patience(self) -> float | None:
-        """Seconds until something must be looked at without having been heard of."""
+        """Timeout of ``select`` in seconds; None: no deadline is running."""
         if self.waiting:
             return _LOOK_SECONDS
         return self._between_patrols if any(w.line is not None for w in self.workers) else None
@@ -178,7 +182,7 @@ class Workers:
             self._send_result(worker, worker.received)
             worker.received = b""
         else:
-            self._fail(worker, "infra_error", "the scorer process died or answered nonsense")
+            self._fail(worker, "infra_error", "the scorer process died or sent an invalid reply")
 
     def _check_workers(self) -> None:
         now = time.monotonic()
@@ -206,9 +210,9 @@ class Workers:
 
 
 def serve(load: Callable[[], Answer], timeout: float, most: int) -> None:
-    """Says ``"ready"``, or in one line why ``load`` failed; then answers until standard input ends.
+    """Print ``"ready"``, or the error of ``load``; then answer until standard input ends.
 
-    ``load`` gives what answers a line. ``most``: workers that there may be.
+    ``load`` gives the function from a request to its answer. ``most``: limit of workers.
     """
     output = os.dup(1)
     os.set_inheritable(output, False)

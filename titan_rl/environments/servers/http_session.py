@@ -12,7 +12,7 @@ from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.servers.address import Address, one_line
 
 _MAX_BYTES = 16 << 20
-"""Of an answer."""
+"""Of a response."""
 _LATER = (408, 425, 429)
 """Of the 4xx those that find fault with the moment alone."""
 _CLOSE_SECONDS = 5.0
@@ -25,7 +25,10 @@ AS_IT_IS = {"Accept-Encoding": "identity"}
 
 
 async def read_body(response: httpx.Response, source: str) -> bytes:
-    """All of an answer that is being streamed. Errors: EnvironmentFailed for a compressed one, or one of 16 MiB."""
+    """Read a streamed response; ``source``: its URL, for errors.
+
+    Errors: EnvironmentFailed for a compressed one, or one of 16 MiB.
+    """
     _check_encoding(response, source)
     received = bytearray()
     async for part in response.aiter_raw():
@@ -34,7 +37,7 @@ async def read_body(response: httpx.Response, source: str) -> bytes:
 
 
 def read_body_now(response: httpx.Response, source: str) -> bytes:
-    """The same where nothing is awaited."""
+    """Read a streamed response, without await; otherwise as ``read_body``."""
     _check_encoding(response, source)
     received = bytearray()
     for part in response.iter_raw():
@@ -64,11 +67,11 @@ def _certificates() -> ssl.SSLContext:
 
 
 class Unavailable(EnvironmentFailed):
-    """The server could not be reached, or failed within (5xx): nothing is wrong with what it was asked."""
+    """Server unreachable, or failed (5xx): the request itself is valid."""
 
 
 class HttpSession:
-    """Errors of all calls: EnvironmentFailed."""
+    """Session with one server. Errors of all calls: EnvironmentFailed."""
 
     def __init__(self, address: Address, timeout: float | None):
         """``timeout``: seconds for an answer, however slowly it comes; None: the caller has a deadline of its own."""
@@ -87,7 +90,7 @@ class HttpSession:
         return self._client
 
     async def post(self, path: str, body: Any) -> tuple[int, str]:
-        """Status and text of an answer that is a success or finds fault with what it was asked (4xx)."""
+        """Post JSON; gives status and text of a success, or of a refusal (4xx)."""
         source = f"{self.address.url}/{path}"
         try:
             async with asyncio.timeout(self.timeout):
@@ -100,7 +103,7 @@ class HttpSession:
         if status >= 500 or status in _LATER:
             raise Unavailable(f"{source} answered {status}: {one_line(text)}")
         if not 200 <= status < 300 and not 400 <= status < 500:
-            raise EnvironmentFailed(f"{source} answered {status}, which is followed nowhere")
+            raise EnvironmentFailed(f"{source} answered {status}: redirects are not followed")
         return status, text
 
     async def _read(self, path: str, body: Any) -> tuple[int, str]:
@@ -110,7 +113,7 @@ class HttpSession:
             return response.status_code, (await read_body(response, url)).decode("utf-8", "replace")
 
     async def post_until_up(self, path: str, body: Any, patience: float) -> tuple[int, str]:
-        """The same for what may be asked twice without harm: again while the server is not available."""
+        """Post an idempotent request, again while the server is unavailable, for ``patience`` seconds."""
         loop, delay = asyncio.get_running_loop(), _FIRST_DELAY
         end = loop.time() + patience
         while True:
@@ -130,7 +133,7 @@ class HttpSession:
 
 
 def read_object(source: str, text: str) -> dict[str, Any]:
-    """Errors: EnvironmentFailed for anything but a JSON object."""
+    """Parse a JSON object. Errors: EnvironmentFailed for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""A model's answer becomes an environment's action, and its observation becomes text: as the TOML says.
+"""Mapping of answers to an environment's actions and of observations to text, as configured.
 
 action       a table in which ``{answer}`` stands for the answer, such as { message = "{answer}" }; or
              ``pkg.module:name`` of a function (answer) -> dict, whose ToolError is told to the model
@@ -23,7 +23,7 @@ ToText = Callable[[Any], str]
 
 
 def read_action(action: dict[str, Any] | str, folders: Sequence[str]) -> ToAction:
-    """Errors: ConfigError; of the result ToolError, UserCodeError."""
+    """Function from an answer to an action. Errors: ConfigError; of the result ToolError, UserCodeError."""
     setting = "task.options.action"
     if isinstance(action, str):
         return user_function(setting, action, "answer", folders)
@@ -41,8 +41,10 @@ def _filled(value: Any, answer: str) -> Any:
 
 
 def user_function(setting: str, reference: str, parameter: str, folders: Sequence[str]) -> Callable[[Any], Any]:
-    """The user's function of one argument, whose failures have its name. Errors: ConfigError; of the result ToolError,
-    UserCodeError."""
+    """User's function of one argument, with its name in every error.
+
+    Errors: ConfigError; of the result ToolError, UserCodeError.
+    """
     if not is_reference(reference):
         raise ConfigError(f"{setting} = {reference!r}: give a function of yours as 'module:name'")
     function = resolve(setting, reference, folders)
@@ -53,14 +55,14 @@ def user_function(setting: str, reference: str, parameter: str, folders: Sequenc
             return function(argument)
         except (ConfigError, ToolError):
             raise
-        except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
+        except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
             raise UserCodeError(f"{reference}: {what_happened(error, source_file(function))}") from None
 
     return wrapped
 
 
 def read_observation(reference: str, folders: Sequence[str]) -> ToText:
-    """Errors: ConfigError; of the result EnvironmentFailed, UserCodeError."""
+    """Function from an observation to text. Errors: ConfigError; of the result EnvironmentFailed, UserCodeError."""
     if not is_reference(reference):
         return lambda observation: as_text(_field(observation, reference))
     function = user_function("task.options.observation", reference, "observation", folders)
@@ -85,5 +87,5 @@ def _field(observation: Any, path: str) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is, anything else as JSON; half a character becomes a question mark."""
+    """Text as it is, anything else as JSON; a lone surrogate becomes a question mark."""
     return whole_characters(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))

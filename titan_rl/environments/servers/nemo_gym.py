@@ -61,6 +61,8 @@ class NemoGymOptions(RowsOptions):
 
 
 class NemoGymTask(RowsTask):
+    """Task of a NeMo Gym resources server and its rows. Errors: as RowsTask."""
+
     OPTIONS = NemoGymOptions
     options: NemoGymOptions
 
@@ -93,7 +95,7 @@ class NemoGymTask(RowsTask):
         return [{"type": "function", "function": schema} for schema in schemas]
 
     def demonstration(self, prompt: Prompt) -> str | list[str]:
-        """Errors: ConfigError if the row has none."""
+        """Worked answers of a row. Errors: ConfigError if it has none."""
         worked = prompt.entry["row"].get(_SHOWN)
         answers = [worked] if isinstance(worked, str) else worked
         if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
@@ -113,11 +115,11 @@ class NemoGymTask(RowsTask):
         return NemoGymEnvironment(session, row, schemas, self.style, self.options.max_turns, patience)
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
-        """The server verifies, and rewards."""
+        """Empty: the server verifies, and rewards."""
         return {}
 
     def check_ready(self) -> None:
-        """Errors: ConfigError if the server does not begin a session with the first training row."""
+        """Begin a session with the first training row. Errors: ConfigError if the server refuses."""
         try:
             run_in_thread(self._try())
         except EnvironmentFailed as error:
@@ -132,8 +134,11 @@ class NemoGymTask(RowsTask):
 
 
 class NemoGymEnvironment(ToolEnvironment):
-    """One session of the server. A call that it finds fault with (4xx) is answered by what it says; all else that goes
-    wrong is its own failure, and only the session's beginning is tried again."""
+    """Environment of one server session.
+
+    The text of a refused call (4xx) is the call's result; every other error is the server's failure. Only the session's
+    beginning is tried again.
+    """
 
     def __init__(
         self,
@@ -171,7 +176,7 @@ class NemoGymEnvironment(ToolEnvironment):
         return Reply(reward=await self._verify(), calls=reply.calls)
 
     async def _results(self, calls: Sequence[Call | Malformed]) -> list[tuple[str, ToolCall]]:
-        """One after the other, since each may change what the next one meets."""
+        """Results of the calls, one after the other, since a call may change the session's state."""
         results = []
         for number, call in enumerate(calls):
             results.append(await self._result(number, call))

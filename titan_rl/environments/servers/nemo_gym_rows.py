@@ -1,4 +1,4 @@
-"""Rows of NeMo Gym's data files: ``responses_create_params`` with messages and tools, and what the server wants.
+"""Rows of NeMo Gym's data files: ``responses_create_params`` with messages and tools, and the server's fields.
 
 They become conversations and schemas of ours, row by row; whatever is wrong is a ConfigError with file and line.
 """
@@ -18,11 +18,11 @@ _ROLES = {"developer": "system"}
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_TOOLS = ("seed_session", "verify")
-"""Paths of the server that no tool is at."""
+"""Paths of the server, and no names of tools."""
 
 
 def read_rows(path: Path) -> list[DataRow]:
-    """All rows, in order. Errors: ConfigError."""
+    """Read all rows, in order. Errors: ConfigError."""
     try:
         rows = [_row(place, columns) for place, columns in read_raw_rows(path)]
     except OSError as error:
@@ -44,7 +44,7 @@ def _row(place: str, columns: dict[str, Any]) -> DataRow:
 
 
 def messages_of(place: str, row: dict[str, Any]) -> list[Message]:
-    """Errors: ConfigError for what is no text."""
+    """Messages of a row. Errors: ConfigError for what is no text."""
     parameters = row[PARAMETERS]
     raw, instructions = parameters.get("input"), parameters.get("instructions")
     items = [{"role": "user", "content": raw}] if isinstance(raw, str) else raw

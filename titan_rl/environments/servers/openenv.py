@@ -1,8 +1,7 @@
 """``[task] name = "openenv"``: an environment of OpenEnv's behind its server, ``[task.options] url = "ws://HOST:PORT/ws"``.
 
-A prompt is a seed, which the reset is given. An action that does not fit the environment's is told to the model; an
-environment that fails is an ``infra_error``, and so is a server that goes away within an episode, since nobody knows
-what it has done by then.
+A prompt is a seed for the reset. An invalid action is answered by its error; a failing environment is an
+``infra_error``, and so is a server lost within an episode, whose state is unknown.
 """
 
 import json
@@ -41,12 +40,14 @@ class OpenEnvOptions(SteppedOptions):
     action: dict[str, Any] | str
     """Of an answer: a table in which ``{answer}`` stands for it, or ``pkg.module:name``; servers/mapping.py."""
     observation: str
-    """What of an observation the model is shown: a field's name, or ``pkg.module:name``."""
+    """Text for the model, of an observation: a field's name, or ``pkg.module:name``."""
     reset: dict[str, Any] = field(default_factory=dict)
-    """What a reset is given besides ``seed``."""
+    """Arguments of a reset besides ``seed``."""
 
 
 class OpenEnvTask(SteppedTask):
+    """Task of an OpenEnv server. Errors: ConfigError."""
+
     options: OpenEnvOptions
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
@@ -69,7 +70,7 @@ class OpenEnvTask(SteppedTask):
         return OpenEnvEnvironment(session, reset, self._action, self._text, *limits)
 
     def check_ready(self) -> None:
-        """Errors: ConfigError if the server does not begin an episode, or takes other actions."""
+        """Begin an episode, and compare the action with the server's schema. Errors: ConfigError."""
         try:
             run_in_thread(self._try())
         except EnvironmentFailed as error:
@@ -93,7 +94,7 @@ def _address(name: str, options: OpenEnvOptions) -> Address:
 
 
 def _check_action(address: Address, action: dict[str, Any]) -> None:
-    """Against the schema that the server tells, if it does. Errors: ConfigError."""
+    """Compare the action with the server's schema, if it has one. Errors: ConfigError."""
     schema = _schema(address)
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
@@ -106,7 +107,7 @@ def _check_action(address: Address, action: dict[str, Any]) -> None:
 
 
 def _schema(address: Address) -> dict[str, Any]:
-    """Of an action; empty where the server does not tell."""
+    """Schema of an action; empty without an answer of the server."""
     scheme = "https" if address.parts.scheme == "wss" else "http"
     url = address.parts._replace(scheme=scheme, path=f"{address.parts.path.rpartition('/')[0]}/schema").geturl()
     try:
@@ -119,7 +120,7 @@ def _schema(address: Address) -> dict[str, Any]:
 
 
 class OpenEnvEnvironment(SteppedEnvironment):
-    """One session of the server."""
+    """Environment of one server session."""
 
     def __init__(
         self, session: Session, reset: dict[str, Any], action: ToAction, text: ToText, max_turns: int, style: Any

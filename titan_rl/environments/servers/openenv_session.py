@@ -1,4 +1,4 @@
-"""One WebSocket to an OpenEnv server, which is one session there: one message of ours, one of the server's.
+"""WebSocket session with an OpenEnv server: one message out, one in.
 
 {"type": "reset", "data": {"seed": 7}}            {"type": "observation", "data": {"observation": {...},
 {"type": "step", "data": an action}                                                "reward": 0.0, "done": false}}
@@ -36,11 +36,11 @@ class _Connect(connect):
 
 
 class _NotYet(Exception):
-    """No session has begun, and another try harms nobody."""
+    """No session has begun: a retry is safe."""
 
 
 class Refused(Exception):
-    """The server answered with an error."""
+    """Error reply of the server."""
 
     def __init__(self, data: Any):
         self.data = data if isinstance(data, dict) else {}
@@ -56,13 +56,15 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
+    """Observation, reward and end after a reset or a step."""
+
     observation: Any
     reward: float | None
     is_done: bool
 
 
 class Session:
-    """One episode. Errors of all calls: EnvironmentFailed."""
+    """Session of one episode. Errors of all calls: EnvironmentFailed."""
 
     def __init__(self, address: Address, timeout: float, patience: float):
         """``timeout``: seconds for an answer. ``patience``: seconds in which a server that cannot be reached, or that
@@ -71,7 +73,7 @@ class Session:
         self._connection: ClientConnection | None = None
 
     async def begin(self, data: dict[str, Any]) -> Outcome:
-        """Connect and reset, again from the beginning while nothing has begun."""
+        """Connect and reset; retried until a session has begun."""
         loop, delay = asyncio.get_running_loop(), _FIRST_DELAY
         end = loop.time() + self.patience
         while True:
@@ -116,7 +118,7 @@ class Session:
         )
 
     async def step(self, action: Any) -> Outcome:
-        """Errors: Refused for an error that the server names; a lost connection is not made again."""
+        """Take an action. Errors: Refused for an error reply; a lost connection is not made again."""
         try:
             return await self._ask("step", action)
         except ConnectionClosed as error:
@@ -145,19 +147,19 @@ class Session:
 
     def _outcome(self, kind: str, text: str | bytes) -> Outcome:
         try:
-            said = json.loads(text)
-            if said["type"] == "error":
-                raise Refused(said.get("data"))
-            data = said["data"]
-            if said["type"] != "observation" or not isinstance(data.get("done"), bool | None):
-                raise ValueError(one_line(said))
+            reply = json.loads(text)
+            if reply["type"] == "error":
+                raise Refused(reply.get("data"))
+            data = reply["data"]
+            if reply["type"] != "observation" or not isinstance(data.get("done"), bool | None):
+                raise ValueError(one_line(reply))
             return Outcome(data["observation"], _reward(data.get("reward")), bool(data.get("done")))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            said = f"{self.address.url} answered a {kind} with nonsense: {type(error).__name__}: {one_line(error)}"
-            raise EnvironmentFailed(said) from error
+            message = f"{self.address.url} sent an invalid reply to a {kind}: {type(error).__name__}: {one_line(error)}"
+            raise EnvironmentFailed(message) from error
 
     async def close(self) -> None:
-        """The server lets go of a session before it closes the connection, so that is waited for, though not long."""
+        """Close the session, and wait for the server to free it, for five seconds at most."""
         connection, self._connection = self._connection, None
         if connection is None:
             return

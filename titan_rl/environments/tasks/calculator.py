@@ -1,4 +1,4 @@
-"""Sums that are too large for a model's head, and a calculator that does one operation at a time.
+"""Calculator task: large sums, and a tool for one operation at a time.
 
 An expression of ``operands`` numbers needs ``operands - 1`` calls, each of which takes the last one's result:
 
@@ -29,7 +29,10 @@ _EXPRESSION = re.compile(r"\s*(-?\d{1,40})\s*([-+*])\s*(-?\d{1,40})\s*", re.ASCI
 
 
 def calculate(expression: str) -> str:
-    """Errors: ToolError for anything but two whole numbers of up to 40 digits and one of ``+ - *``."""
+    """Evaluate one operation.
+
+    Errors: ToolError for anything but two whole numbers of up to 40 digits and one of ``+ - *``.
+    """
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
         raise ToolError("give two whole numbers and one of + - * between them, as in 12*34")
@@ -66,7 +69,7 @@ class CalculatorOptions:
 
 
 class CalculatorTask(Task):
-    """Prompts without end; one in five is held out, by a hash of its text. Errors: ConfigError."""
+    """Endless task of expressions; one in five is held out, by a hash of its text. Errors: ConfigError."""
 
     ABOUT = "sums too large for a model's head, in several turns with a tool: task.options.operands, digits, operators"
     style: Style

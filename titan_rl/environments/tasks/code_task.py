@@ -1,4 +1,4 @@
-"""Programs to write, from the user's own file: ``[task] name = "code"``, ``[task.options] file = "problems.jsonl"``.
+"""Programming problems of the user's own file: ``[task] name = "code"``, ``[task.options] file = "problems.jsonl"``.
 
 A row has, beside its prompt, ``tests`` in the shape that public sets of such problems have, as JSON or as text of it:
 
@@ -39,7 +39,7 @@ class CodeOptions(RowsOptions):
 
 
 class CodeTask(RowsTask):
-    """Errors: as RowsTask; ConfigError where no sandbox can be had."""
+    """Task of programming problems. Errors: as RowsTask; ConfigError without a sandbox."""
 
     OPTIONS = CodeOptions
     options: CodeOptions
@@ -64,13 +64,13 @@ class CodeTask(RowsTask):
         return CodeEnvironment(tests, limits, self.options.credit)
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
-        """The environment has run the tests, and rewards."""
+        """Empty: the environment runs the tests, and rewards."""
         return {}
 
 
 @dataclass
 class CodeEnvironment(OneAnswer):
-    """An answer's program is run against the tests, and the episode is over."""
+    """Environment of one answer, whose program is run against the tests."""
 
     tests: list[CodeTest]
     limits: Limits
@@ -85,7 +85,7 @@ class CodeEnvironment(OneAnswer):
 
 
 def tests_of(place: str, tests: Any) -> list[CodeTest]:
-    """Of a row. Errors: ConfigError that names it."""
+    """Parse a row's tests. Errors: ConfigError with the row's place."""
     try:
         tests = json.loads(tests) if isinstance(tests, str) else tests
     except (ValueError, RecursionError) as error:

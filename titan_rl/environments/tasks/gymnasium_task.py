@@ -54,6 +54,8 @@ class GymnasiumOptions(SteppedOptions):
 
 
 class GymnasiumTask(SteppedTask):
+    """Task of a gymnasium environment. Errors: ConfigError."""
+
     options: GymnasiumOptions
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
@@ -71,7 +73,7 @@ class GymnasiumTask(SteppedTask):
         self._text = _text_of(options.observation, folders)
 
     def make(self) -> Any:
-        """Errors: whatever the environment raises."""
+        """Make the environment. Errors: whatever it raises."""
         wants_render = self.options.observation == _RENDER and "render_mode" not in self.options.settings
         settings = self.options.settings | ({"render_mode": "ansi"} if wants_render else {})
         return self._gymnasium.make(self.options.id, **settings)
@@ -80,7 +82,7 @@ class GymnasiumTask(SteppedTask):
         return GymnasiumEnvironment(self, prompt.entry["seed"])
 
     def check_actions(self, space: Any) -> None:
-        """Errors: EnvironmentFailed for a space that answers do not become actions of."""
+        """Check the action space. Errors: EnvironmentFailed if text cannot be mapped to its actions."""
         spaces, names = self._gymnasium.spaces, self.options.actions
         if self._action is not None:
             return
@@ -90,7 +92,7 @@ class GymnasiumTask(SteppedTask):
             raise EnvironmentFailed(f"its action space is {space}: set task.options.action to a function of yours")
 
     def action(self, space: Any, answer: str) -> Any:
-        """Of a space that was checked. Errors: ToolError for an answer that is no action."""
+        """Action of an answer, in a checked space. Errors: ToolError for an answer that is no action."""
         if self._action is not None:
             return self._action(answer)
         spaces, word = self._gymnasium.spaces, answer.strip()
@@ -105,7 +107,7 @@ class GymnasiumTask(SteppedTask):
         return _checked(space, number, f"one whole number from {first} to {last}")
 
     def text(self, environment: Any, observation: Any) -> str:
-        """Errors: EnvironmentFailed."""
+        """Text of an observation. Errors: EnvironmentFailed."""
         if self.options.observation == _RENDER:
             observation = environment.render()
         if self._text is not None:
@@ -118,7 +120,7 @@ class GymnasiumTask(SteppedTask):
         return as_text(observation)
 
     def check_ready(self) -> None:
-        """Errors: ConfigError if an environment cannot be made and reset, or has no text."""
+        """Make and reset an environment. Errors: ConfigError if that fails, or gives no text."""
         try:
             run_in_thread(self._try())
         except EnvironmentFailed as error:
@@ -186,7 +188,7 @@ class GymnasiumEnvironment(SteppedEnvironment):
             return await self._thread.call(label, function, self.task.options.timeout)
         except (EnvironmentFailed, ConfigError, ToolError):
             raise
-        except (Exception, SystemExit) as error:  # it is anybody's code: whatever it raises is told by name
+        except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
             raise EnvironmentFailed(f"{self.task.options.id}: {label}: {what_happened(error)}") from error
 
     async def close(self) -> None:

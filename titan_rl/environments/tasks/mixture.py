@@ -18,7 +18,7 @@ from titan_rl.environments.prompts.curriculum import class_of
 
 
 class MixtureTask(Task):
-    """Prompts without end, in rounds: in each every task has as many as it weighs, in an order that the seed draws.
+    """Endless task, in rounds: each task has as many prompts as its weight, in a seeded order.
 
     A task with a finite number of rows begins anew when it has given all. Errors: ConfigError.
     """
@@ -55,7 +55,7 @@ class MixtureTask(Task):
         return self.parts[prompt.task].tools_of(prompt)
 
     def check_ready(self) -> None:
-        """Errors: ConfigError, as of each."""
+        """Check all tasks. Errors: ConfigError."""
         for label, part in self.parts.items():
             with _errors_under(label):
                 part.check_ready()
@@ -80,7 +80,7 @@ class MixtureTask(Task):
         return self.parts[prompt.task].row(prompt)
 
     def difficulty(self, prompt: Prompt) -> str:
-        """Each task's prompts have their pass rates in common with its own alone."""
+        """Class of the prompt within its own task."""
         return f"{prompt.task}, {class_of(self.parts[prompt.task], prompt)}"
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
@@ -89,7 +89,7 @@ class MixtureTask(Task):
 
 @contextmanager
 def _errors_under(label: str) -> Iterator[None]:
-    """A task's mistakes, with the table that it is in."""
+    """Prefix a task's errors with its table."""
     try:
         yield
     except ConfigError as error:

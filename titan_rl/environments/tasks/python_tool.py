@@ -1,11 +1,11 @@
-"""Python as a tool: what a model writes runs in the sandbox, and it is told what that printed."""
+"""Python tool: a model's programs run in the sandbox; their output is the result."""
 
 from titan_rl.environments.conversation.tools import Tool
 from titan_rl.environments.sandbox.pool import check_sandbox, shared_sandbox
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program
 
 _LAST_LINES = 5
-"""Of what went wrong."""
+"""Of standard error."""
 _PARAMETERS = {
     "type": "object",
     "properties": {"code": {"type": "string", "description": "a whole program; print what you want to know"}},
@@ -15,8 +15,10 @@ _PARAMETERS = {
 
 
 def python_tool(limits: Limits | None = None) -> Tool:
-    """Each call is a program of its own: nothing stays from one to the next. Errors: ConfigError where no sandbox can
-    be had."""
+    """Tool that runs each call as a program of its own, without shared state.
+
+    Errors: ConfigError without a sandbox.
+    """
     check_sandbox()
     limits = limits or Limits()
 
@@ -28,7 +30,7 @@ def python_tool(limits: Limits | None = None) -> Tool:
 
 
 def _tool_result(outcome: Outcome, limits: Limits) -> str:
-    """What it printed, and why it ended if that was not of itself."""
+    """Output of the program, and the reason of a forced end."""
     why = {
         "ok": "",
         "error": "\n".join(outcome.stderr.strip().split("\n")[-_LAST_LINES:]),

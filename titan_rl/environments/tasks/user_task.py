@@ -1,4 +1,4 @@
-"""A task from outside the tree: ``[task] name = "pkg.module:name"``, a class or function called with the TaskConfig.
+"""Task from outside the tree: ``[task] name = "pkg.module:name"``, a class or function called with the TaskConfig.
 
 Whatever it raises becomes one line with its name and place, and so does a hook (task.py) that is misspelled or takes
 other arguments. Its ``reply``, tools and environments run in the verifier process, between the turns of all episodes
@@ -38,8 +38,10 @@ _EXCLUDE_EACH_OTHER = {"reply": ("environment", "tools"), "agent": ("environment
 
 
 def user_task(task: TaskConfig, folders: Sequence[str]) -> "UserTask":
-    """Errors: ConfigError if it cannot be made, has a hook that cannot be called, or gives no prompt that can be
-    used."""
+    """Make and check the user's task.
+
+    Errors: ConfigError if it cannot be made, has an invalid hook, or gives an invalid prompt.
+    """
     label = f"task.name = {task.name!r}"
     maker = resolve("task.name", task.name, folders)
     check_signature(label, maker, ("task",))
@@ -47,7 +49,7 @@ def user_task(task: TaskConfig, folders: Sequence[str]) -> "UserTask":
         user_object = maker(task)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
+    except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
         raise UserCodeError(f"{label}: {what_happened(error, source_file(maker))}") from None
     _check_hooks(label, user_object)
     checked = UserTask(label, user_object, task.style)
@@ -83,7 +85,7 @@ def _check_method(label: str, method: Any, default: Any, parameters: Sequence[st
 
 
 class UserTask(Task):
-    """The user's object, with a task's defaults for what it leaves out. Errors of all calls: UserCodeError."""
+    """Task around the user's object, with defaults for missing hooks. Errors of all calls: UserCodeError."""
 
     def __init__(self, label: str, task: Any, style: Style):
         self.label, self.task = label, task
@@ -111,7 +113,7 @@ class UserTask(Task):
         )
 
     def check(self) -> None:
-        """One prompt is made and written out."""
+        """Make one prompt and encode its messages."""
         prompt = self.prompt("check", 0, 0)
         if self.prompt("check", 0, 0) != prompt:
             raise ConfigError(
@@ -129,7 +131,7 @@ class UserTask(Task):
             yield
         except ConfigError:
             raise
-        except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
+        except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
             raise UserCodeError(f"{self.label}: {name}: {what_happened(error, source_file(self.task))}") from None
 
     def _call(self, name: str, *arguments: Any) -> Any:

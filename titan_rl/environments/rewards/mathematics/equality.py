@@ -1,4 +1,4 @@
-"""Whether an answer is the expected one: form by form here, value by value by math-verify."""
+"""Equality of an answer and the expected one: forms here, values by math-verify."""
 
 import logging
 import re
@@ -33,7 +33,7 @@ _SPACES = re.compile(r"(?:\s|~|\$|\\[,;:! ])+")
 
 @dataclass(frozen=True)
 class Expected:
-    """A row's answer, read once."""
+    """Expected answer, parsed once."""
 
     text: str
     forms: tuple[Form, ...]
@@ -49,7 +49,7 @@ class Expected:
 
 @lru_cache(maxsize=1024)
 def expected_of(text: str) -> Expected:
-    """Errors: ValueError for what is neither mathematics nor words."""
+    """Parse an expected answer. Errors: ValueError for what is neither mathematics nor words."""
     forms = [form for form in _forms(text, Reading()) if all(_parsed(latex) for latex in _leaves(form))]
     values = tuple(_parsed(_SPACES.sub(" ", text).strip())) if not forms and _CALCULUS.search(text) else ()
     if not forms and not values and not any(sign.isalnum() for sign in text):
@@ -59,7 +59,7 @@ def expected_of(text: str) -> Expected:
 
 
 def is_equal(answer_text: str, text: str) -> bool:
-    """Errors: ValueError for an expected answer that cannot be read."""
+    """Whether an answer equals the expected one. Errors: ValueError for an unreadable expected answer."""
     expected = expected_of(text)
     if answer_text.strip() == text.strip():
         return True
@@ -286,8 +286,7 @@ def _parsed(latex: str) -> tuple[Any, ...]:
 
 @cache
 def library() -> tuple[Callable[..., Any], Callable[..., bool], list[Any]]:
-    """math-verify's ``parse`` and ``verify``, and to read LaTeX as it is. They say by name in a log what cannot be
-    read, which is no news here."""
+    """math-verify's ``parse`` and ``verify``, and a configuration for unchanged LaTeX; their logs are silenced."""
     from latex2sympy2_extended.math_normalization import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
