@@ -922,7 +922,7 @@ case(
     """
 import gc, types
 for thing in gc.get_objects():
-    if isinstance(thing, types.FunctionType) and thing.__name__ in ("_called", "_encoded", "same", "passed"):
+    if isinstance(thing, types.FunctionType) and thing.__name__ in ("_called", "_encoded", "same", "run_tests"):
         thing.__code__ = (lambda *_: ["value", 16]).__code__
 def solve(n): return 1
 """,
