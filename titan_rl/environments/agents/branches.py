@@ -56,7 +56,7 @@ class Continuation:
 
     @property
     def prompt(self) -> np.ndarray:
-        """All tokens up to where the model goes on."""
+        """Prompt tokens [T] of the next answer, int32."""
         if self.branch is None:
             return self.tokens
         return np.concatenate([self.branch.episode.tokens[: self.branch.ends[self.num_answers - 1][2]], self.tokens])

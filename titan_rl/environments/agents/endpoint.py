@@ -1,4 +1,4 @@
-"""The model as an OpenAI-style server on loopback: what an agent asks here is answered by the run's generators.
+"""OpenAI-style server on loopback, through which agents call the run's generators.
 
     POST /v1/chat/completions    POST /v1/completions    GET /v1/models
 

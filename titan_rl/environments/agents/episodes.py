@@ -118,19 +118,19 @@ class _EpisodeRequests:
             episode.record_reply(Reply(reward=reward))
         return episode
 
-    async def answer(self, asked: ModelRequest) -> ModelResponse:
+    async def answer(self, request: ModelRequest) -> ModelResponse:
         """Sample an answer to an agent's request. Errors: Refused."""
-        if self.seats and asked.session not in self.seats:
-            raise Refused(f"X-Session-ID = {asked.session!r:.50}: say who asks: one of {', '.join(self.seats)}")
-        to = self.branches.find_continuation(asked)
+        if self.seats and request.session not in self.seats:
+            raise Refused(f"X-Session-ID = {request.session!r:.50}: give a seat: one of {', '.join(self.seats)}")
+        to = self.branches.find_continuation(request)
         prompt = to.prompt
         self._check_room(len(prompt))
         self._num_requests += 1
-        request = self.player.request(prompt, [self.sample], self._num_requests - 1, asked.max_new_tokens)
-        [completion] = await asyncio.create_task(self._ask(request), context=self._context)
+        sampling = self.player.request(prompt, [self.sample], self._num_requests - 1, request.max_new_tokens)
+        [completion] = await asyncio.create_task(self._ask(sampling), context=self._context)
         if self._is_over:
             raise Refused("the episode is over", "over", 410)
-        return self._respond(asked, to, prompt, completion)
+        return self._respond(request, to, prompt, completion)
 
     def _check_room(self, length: int) -> None:
         """Errors: Refused."""

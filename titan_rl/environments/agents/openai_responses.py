@@ -1,4 +1,4 @@
-"""A completion as OpenAI's two forms have it, with vLLM's names for the tokens."""
+"""Completions in OpenAI's two forms, with vLLM's names for the tokens."""
 
 import json
 import time

@@ -156,6 +156,7 @@ class VerifiersAgent:
         self.api_key = slot[1]
 
     async def run(self, model: ModelAccess) -> Outcome:
+        """Play the episode in the worker process. Errors: EpisodeFailed."""
         request = {"task": self.row["task"], "hash": self.row["hash"], "slot": self._slot[0]}
         try:
             reply = json.loads(

@@ -43,6 +43,8 @@ class Malformed:
 
 
 class HasParameters(Protocol):
+    """Tool, as far as the parser needs it."""
+
     @property
     def parameters(self) -> dict[str, Any]:
         """JSON schema of its arguments."""

@@ -69,7 +69,7 @@ class Tool:
 
     @cached_property
     def schema(self) -> Schema:
-        """As chat templates take it."""
+        """Schema for chat templates."""
         about = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": about}
 

@@ -43,10 +43,12 @@ OVER = Reply()
 
 
 class EnvironmentFailed(RuntimeError):
-    """The machinery behind an environment failed, not the model: the rollout is an ``infra_error``."""
+    """Failure of an environment, not of the model: the rollout is an ``infra_error``."""
 
 
 class Environment(Protocol):
+    """Other side of one episode."""
+
     async def reset(self) -> Reply | None:
         """Begin the episode, with a Reply if the task's environments speak first (``speaks_first``, task.py).
 

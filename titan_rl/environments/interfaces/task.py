@@ -54,8 +54,7 @@ class Task:
 
     @cached_property
     def size(self) -> Size | None:
-        """None: prompts are made without end. Otherwise the stream ``held_out`` has ``size.held_out`` different
-        indices."""
+        """Numbers of prompts; None: endless. The stream ``held_out`` of a finite task has ``size.held_out`` prompts."""
         return None
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
@@ -67,7 +66,7 @@ class Task:
         return seeds.is_held_out(prompt.text)
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
-        """The prompt as plain text, or as chat messages for the model's chat template."""
+        """Plain text of the prompt, or chat messages for the model's chat template."""
         raise NotImplementedError
 
     def demonstration(self, prompt: Prompt) -> str | list[str]:
@@ -199,7 +198,7 @@ class TaskWrapper(Task):
 
 
 def task_of(task: Task, prompt: Prompt) -> Task:
-    """The prompt's own task in a mixture (mixture.py), else the task itself."""
+    """Task of the prompt within a mixture (mixture.py), else the task itself."""
     return task.parts[prompt.task] if prompt.task else task
 
 

@@ -1,4 +1,4 @@
-"""A task from the user's own file: ``[task] name = "jsonl"``, ``[task.options] file = "questions.jsonl"``.
+"""Task of the user's own file: ``[task] name = "jsonl"``, ``[task.options] file = "questions.jsonl"``.
 
 Training goes through the rows epoch by epoch, each time in another order. Held-out rows come from a file of their own
 or are a share of the rows, by a hash of their text; a training row with the text of a held-out one is left out.
@@ -124,7 +124,7 @@ class RowsTask(ListedTask):
             raise ConfigError(f"{row.place}: an empty 'answer' would pay for saying nothing: fill it in")
 
     def demonstration(self, prompt: Prompt) -> str | list[str]:
-        """Errors: ConfigError if the row has no answer."""
+        """Answer of the row. Errors: ConfigError if it has none."""
         if not prompt.answer.strip():
             raise ConfigError(
                 f"{prompt.entry['place']}: no 'answer' to learn from: fill it in, or set sft.steps = 0 to leave SFT out"

@@ -1,4 +1,4 @@
-"""A reasoning-gym family as a task: compact strings for tiny models, or chat messages (families.py)."""
+"""Task of a reasoning-gym family: compact strings for tiny models, or chat messages (families.py)."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ class ReasoningGymTask(Task):
         return islice((prompt for prompt in prompts if not self.is_held_out(prompt)), self.shots)
 
     def demonstration(self, prompt: Prompt) -> str:
-        """Errors: ConfigError if the family gives no right answers."""
+        """Right answer. Errors: ConfigError if the family gives none."""
         if not prompt.answer and worked_answer(self.name, self._entry(prompt)) is None:
             raise ConfigError(
                 f"task.name = {self.name!r} has no worked answers to learn from: set sft.steps = 0 and leave "

@@ -25,7 +25,7 @@ Judge = Callable[[list[np.ndarray]], Coroutine[Any, Any, tuple[list[Score], floa
 
 
 def encode_prompt(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
-    """The prompt's tokens, int32 [T]; besides an environment's replies the only text that is ever tokenized.
+    """Tokens of a prompt, int32 [T]; besides an environment's replies the only text that is ever tokenized.
 
     Errors: ConfigError if the chat template refuses the messages.
     """

@@ -74,5 +74,5 @@ class Runner(Protocol):
     """Runner of programs: boxes here (pool.py), or a server (remote.py)."""
 
     async def run(self, program: Program) -> Outcome:
-        """Errors: SandboxFailed."""
+        """Run a program to its end. Errors: SandboxFailed."""
         ...

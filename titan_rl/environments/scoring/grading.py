@@ -44,10 +44,10 @@ def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
 class GradedScorer:
     """Scorer with an optional grader beside it."""
 
-    def __init__(self, task: TaskConfig, grader: str, folders: Sequence[str], timeout: float, at_once: int):
-        """``grader``: empty for none. ``timeout``: seconds for one answer, of either; ``at_once``: side by side."""
-        self.scorer = Scorer(task, folders, timeout, at_once)
-        self.grader = Scorer(graded_task(task, grader), folders, timeout, at_once) if grader else None
+    def __init__(self, task: TaskConfig, grader: str, folders: Sequence[str], timeout: float, concurrency: int):
+        """``grader``: empty for none. ``timeout``: seconds for one answer, of either; ``concurrency``: side by side."""
+        self.scorer = Scorer(task, folders, timeout, concurrency)
+        self.grader = Scorer(graded_task(task, grader), folders, timeout, concurrency) if grader else None
 
     async def start(self) -> int:
         """Start both; give the scorer's process id."""

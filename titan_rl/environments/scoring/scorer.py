@@ -23,10 +23,10 @@ _MESSAGE_CHARACTERS = 500
 
 
 class Scorer(ScoringProcess):
-    """Scoring process of a task. ``timeout``: seconds for one answer; ``at_once``: most answers side by side."""
+    """Scoring process of a task. ``timeout``: seconds for one answer; ``concurrency``: most answers side by side."""
 
-    def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float, at_once: int):
-        arguments = json.dumps(asdict(task)), json.dumps(list(folders)), str(timeout), str(at_once)
+    def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float, concurrency: int):
+        arguments = json.dumps(asdict(task)), json.dumps(list(folders)), str(timeout), str(concurrency)
         command = "-m", "titan_rl.environments.scoring.scorer", *arguments
         secrets = [*key_variables(task), *filter(None, [task.sandbox.get("token_env")])]
         super().__init__(f"the scorer of task {task.name}", command, timeout, secrets=secrets)

@@ -156,7 +156,7 @@ def _checked(space: Any, action: Any, expected: str) -> Any:
 
 
 class GymnasiumEnvironment(SteppedEnvironment):
-    """One environment, in its own thread."""
+    """Environment in a thread of its own."""
 
     def __init__(self, task: GymnasiumTask, seed: int):
         super().__init__(task.options.max_turns, task.style)

@@ -34,7 +34,7 @@ _MAX_SIGNS = 3
 
 @dataclass(frozen=True)
 class Value:
-    """One expression, or all that a plus-minus makes of it."""
+    """Expression, or the alternatives of a plus-minus."""
 
     latex: tuple[str, ...]
     """As many as it has values."""
@@ -72,7 +72,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Named:
-    """A value, or a set, with the name that is given to it."""
+    """Value or set with a name."""
 
     name: str
     is_member: bool
@@ -82,7 +82,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Region:
-    """A set that is written with an operator or by a name."""
+    """Set written with an operator or by a name."""
 
     latex: str
 
@@ -104,7 +104,7 @@ class Reading:
 
 
 def read(text: str, reading: Reading) -> Form:
-    """Errors: Unreadable."""
+    """Parse an answer. Errors: Unreadable."""
     parser = _Answer(tokens_of(text, is_grouped=reading.is_grouped), reading.words)
     try:
         return parser.answer()
@@ -293,8 +293,8 @@ class _Answer(Expressions):
         self.has_degrees = False
         latex = sign + self.sum()
         is_percent = self._percent()
-        if (found := self._unit(self.at)) is not None:
-            more, self.at = found
+        if (unit_and_end := self._unit(self.at)) is not None:
+            more, self.at = unit_and_end
             unit = self._one_unit(unit, more)
         if self.has_degrees:
             unit = self._one_unit(unit if unit != DEGREE else None, DEGREE)
@@ -405,7 +405,7 @@ def _with_signs(parts: list[str], signs: dict[int, str]) -> str:
 
 
 def set_latex(form: Form) -> str:
-    """Errors: Unreadable for what is no set of numbers."""
+    """LaTeX of a set. Errors: Unreadable for what is no set of numbers."""
     if isinstance(form, Region):
         return form.latex
     if not isinstance(form, Listing) or form.brackets not in ("()", "[]", "(]", "[)", "{}"):

@@ -16,6 +16,8 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Token:
+    """Lexeme of an answer."""
+
     kind: str
     """number, word (letters), command, sign, or end."""
     text: str
@@ -100,7 +102,7 @@ _WRAPPERS = _names(
 
 
 def tokens_of(text: str, *, is_grouped: bool = True) -> list[Token]:
-    """``is_grouped``: whether a comma between three digits and three digits groups them, outside of brackets.
+    """Tokenize an answer. ``is_grouped``: a comma between three digits groups them, outside of brackets.
 
     Errors: Unreadable.
     """
@@ -171,7 +173,7 @@ def _in_braces(text: str, place: int) -> tuple[str, int]:
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    r"""Where the brace that was opened before ``start`` is closed; ``\{`` and ``\}`` are signs."""
+    r"""Position of the brace that closes the one before ``start``, or None; ``\{`` and ``\}`` are signs."""
     depth, place = 1, start
     while place < len(text):
         if text[place] == "\\":

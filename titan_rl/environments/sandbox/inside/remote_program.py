@@ -28,7 +28,7 @@ _BEGUN = b"begun\n"
 
 
 def main(text: str) -> None:
-    """``text``: JSON of a nonce, the limits, and what the program is given."""
+    """Run one program and print the report. ``text``: JSON of nonce, limits, source, standard input and calls."""
     message = json.loads(text)
     (task, program_end), (stdout, out), (stderr, err) = socket.socketpair(), os.pipe(), os.pipe()
     start, pid = time.monotonic(), os.fork()
