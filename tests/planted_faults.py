@@ -206,8 +206,8 @@ FAULTS = (
         "verdict_by_the_programs_equality",
         "A program's value is compared by `==`, so 3.0 and `True` pass for 3 and 1",
         "titan_rl/environments/tasks/code_tests.py",
-        "same(given.value, test.expected)",
-        "given.value == test.expected",
+        "same(result.value, test.expected)",
+        "result.value == test.expected",
         ("environments/tasks/test_code_task.py::test_a_verdict_tells_types_apart",),
     ),
     Fault(
