@@ -59,7 +59,7 @@ class _EpisodeRequests:
         self.player, self.sample = player, sample
         self.branches = Branches(player.tokenizer)
         self.seats: Sequence[str] = player.task.seats
-        self.had_no_room = False
+        self.is_out_of_room = False
         self._num_requests = 0
         self._is_over = False
         self._generator_error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,7 +94,7 @@ class _EpisodeRequests:
         except (ConfigError, EnvironmentFailed):
             raise
         except Exception as error:  # user code: whatever it raises is reported by name
-            if self.had_no_room and self._num_requests:
+            if self.is_out_of_room and self._num_requests:
                 return Outcome(0.0)
             raise EnvironmentFailed(
                 _run_message(agent, f"failed: {what_happened(error, source_file(agent))}")
@@ -112,7 +112,7 @@ class _EpisodeRequests:
         if episode is None:
             unasked: Failure = ("unasked", "") if seat else ("infra_error", "the agent asked the model nothing")
             episode, failure = Episode(prompt_tokens), failure or unasked
-        episode.seat, episode.failure, episode.cut_short = seat, failure, self.had_no_room
+        episode.seat, episode.failure, episode.cut_short = seat, failure, self.is_out_of_room
         reward = outcome.rewards.get(seat, outcome.reward)
         if reward is not None and failure is None:
             episode.record_reply(Reply(reward=reward))
@@ -138,14 +138,14 @@ class _EpisodeRequests:
         if not length:
             raise Refused("there is nothing to go on from")
         if length >= sampling.max_tokens:
-            self.had_no_room = True
+            self.is_out_of_room = True
             raise Refused(
                 f"This model's maximum context length is {sampling.max_tokens} tokens, and the request has "
                 f"{length} without an answer.",
                 "context_length_exceeded",
             )
         if self._num_requests >= sampling.max_turns:
-            self.had_no_room = True
+            self.is_out_of_room = True
             raise Refused(f"an episode has at most rollout.max_turns = {sampling.max_turns} answers", "max_turns")
 
     async def _ask(self, request: Request) -> list[Completion]:

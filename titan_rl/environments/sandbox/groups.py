@@ -26,38 +26,38 @@ from titan_rl.environments.sandbox.program import Limits
 _CONTROLLERS = frozenset({"memory", "pids"})
 _NAME = re.compile(r"titan_rl\.(?P<namespace>\d+)\.(?P<pid>\d+)\.(?P<start>\d+)\.\d+")
 _ENTER = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
-_TRIED = Limits()
+_TRIAL_LIMITS = Limits()
 _REMOVE_SECONDS, _PAUSE_SECONDS = 0.2, 0.005
 _LAST_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Place:
+class CgroupRoot:
     """Parent folder of this process's groups."""
 
     folder: Path | None
     """None: nowhere."""
-    why_not: str = ""
+    reason: str = ""
 
     def __str__(self) -> str:
         if self.folder is None:
-            return f"a watcher alone, every 20 ms (no control groups: {self.why_not})"
+            return f"a watcher alone, every 20 ms (no control groups: {self.reason})"
         return f"the kernel (cgroup v2 at {self.folder}), and a watcher every 20 ms"
 
 
 class Group:
     """Control group of one box. Errors: OSError where the kernel refuses."""
 
-    def __init__(self, place: Path):
+    def __init__(self, root: Path):
         _remove_left()
-        self.folder = place / f"titan_rl.{_namespace()}.{os.getpid()}.{_start_of(os.getpid())}.{next(_numbers)}"
+        self.folder = root / f"titan_rl.{_namespace()}.{os.getpid()}.{_start_of(os.getpid())}.{next(_numbers)}"
         self.folder.mkdir(mode=0o700)
         _made.add(self.folder)
         self._box: tuple[int, int] | None = None
         self._bounds: tuple[int, int] | None = None
         self._ended = 0
 
-    def entered(self, command: list[str]) -> list[str]:
+    def entry_command(self, command: list[str]) -> list[str]:
         """Command that enters the group before it runs."""
         return ["/bin/sh", "-c", _ENTER, str(self.folder), *command]
 
@@ -94,13 +94,13 @@ _closed: set[Path] = set()
 
 def new_group() -> Group | None:
     """New group; None where control groups are unavailable. Errors: OSError."""
-    folder = place().folder
+    folder = cgroup_root().folder
     return None if folder is None else Group(folder)
 
 
 @cache
-def place() -> Place:
-    """Place for groups, by trial; groups of dead processes are removed there."""
+def cgroup_root() -> CgroupRoot:
+    """Find the parent folder for groups, by trial; groups of dead processes are removed there."""
     reasons = []
     for folder in candidates(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()):
         try:
@@ -110,8 +110,8 @@ def place() -> Place:
             continue
         sweep(folder)
         atexit.register(_leave, os.getpid())
-        return Place(folder)
-    return Place(None, reasons[0] if reasons else "no cgroup v2 is mounted here")
+        return CgroupRoot(folder)
+    return CgroupRoot(None, reasons[0] if reasons else "no cgroup v2 is mounted here")
 
 
 def candidates(mounts: str, membership: str) -> list[Path]:
@@ -144,11 +144,11 @@ def try_out(folder: Path) -> None:
             raise OSError(busy if error.errno == errno.EBUSY else error.strerror) from error
     group = Group(folder)
     try:
-        group.bound(_TRIED)
+        group.bound(_TRIAL_LIMITS)
         group.has_ended_any()
         if not _read(group.folder / "pids.max").strip().isdigit():
             raise OSError("a group there keeps no bound")
-        completed = subprocess.run(group.entered(["/bin/sh", "-c", ":"]), capture_output=True, text=True)
+        completed = subprocess.run(group.entry_command(["/bin/sh", "-c", ":"]), capture_output=True, text=True)
         if completed.returncode:
             raise OSError(completed.stderr.strip() or "no process can be put into a group there")
     finally:
@@ -166,9 +166,9 @@ def sweep(folder: Path) -> None:
             _remove(group, _REMOVE_SECONDS)
 
 
-def sweep_found() -> None:
-    """Remove groups of dead processes at this process's place, if it has one."""
-    if place.cache_info().currsize and (folder := place().folder) is not None:
+def sweep_own_root() -> None:
+    """Remove groups of dead processes below this process's own root, if it has one."""
+    if cgroup_root.cache_info().currsize and (folder := cgroup_root().folder) is not None:
         sweep(folder)
 
 

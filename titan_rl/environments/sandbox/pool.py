@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.environments.sandbox.groups import place
+from titan_rl.environments.sandbox.groups import cgroup_root
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program, Runner, SandboxFailed
 from titan_rl.environments.sandbox.slot import Slot
 from titan_rl.mesh.resources.cores import available_cores
@@ -99,7 +99,7 @@ def _remote(server: str) -> Runner:
 
 def bounds_of_boxes() -> str | None:
     """Description of programs' memory and process bounds here; None if this process has no boxes."""
-    return str(place()) if _check_boxes.cache_info().currsize else None
+    return str(cgroup_root()) if _check_boxes.cache_info().currsize else None
 
 
 def check_sandbox() -> None:

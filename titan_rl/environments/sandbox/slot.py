@@ -55,7 +55,7 @@ class Slot:
             line = command(*descriptors)
             try:
                 self._group = new_group()
-                line = line if self._group is None else self._group.entered(line)
+                line = line if self._group is None else self._group.entry_command(line)
             except OSError as error:
                 raise SandboxFailed(f"no control group for a box: {error}") from error
             # an empty environment: bubblewrap's own would be read by whoever is in the box

@@ -87,4 +87,4 @@ def _result(model: "PreTrainedModel", request: dict[str, Any]) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    serve(partial(_load, sys.argv[1]), float(sys.argv[2]), most=available_cores())
+    serve(partial(_load, sys.argv[1]), float(sys.argv[2]), max_workers=available_cores())

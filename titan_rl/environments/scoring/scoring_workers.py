@@ -67,11 +67,11 @@ class Worker:
 
 @dataclass
 class Workers:
-    """Owner of the workers. ``most``: limit of their number."""
+    """Owner of the workers. ``max_workers``: limit of their number."""
 
     answer: Answer
     timeout: float
-    most: int
+    max_workers: int
     output: int
     """Descriptor for answers."""
     workers: list[Worker] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Workers:
     def _dispatch(self) -> None:
         for _ in range(min(self._room(), len(self.waiting)) if self.waiting else 0):
             idle = next((w for w in self.workers if w.line is None), None)
-            if idle is None and (len(self.workers) == self.most or self._is_any_done()):
+            if idle is None and (len(self.workers) == self.max_workers or self._is_any_done()):
                 return
             worker = idle or self._fork()
             worker.line, text = self.waiting.popleft()
@@ -209,10 +209,10 @@ class Workers:
             unsent = unsent[os.write(self.output, unsent) :]
 
 
-def serve(load: Callable[[], Answer], timeout: float, most: int) -> None:
+def serve(load: Callable[[], Answer], timeout: float, max_workers: int) -> None:
     """Print ``"ready"``, or the error of ``load``; then answer until standard input ends.
 
-    ``load`` gives the function from a request to its answer. ``most``: limit of workers.
+    ``load`` gives the function from a request to its answer. ``max_workers``: limit of workers.
     """
     output = os.dup(1)
     os.set_inheritable(output, False)
@@ -223,7 +223,7 @@ def serve(load: Callable[[], Answer], timeout: float, most: int) -> None:
         why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         os.write(output, json.dumps(why).encode() + b"\n")
         return
-    workers = Workers(answer, timeout, most, output)
+    workers = Workers(answer, timeout, max_workers, output)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.write(output, b'"ready"\n')
     try:

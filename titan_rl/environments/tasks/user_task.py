@@ -90,7 +90,7 @@ class UserTask(Task):
     def __init__(self, label: str, task: Any, style: Style):
         self.label, self.task = label, task
         self.style: Style = style
-        self.own = frozenset(name for name in _METHODS if is_overridden(task, name, Task))
+        self.own_methods = frozenset(name for name in _METHODS if is_overridden(task, name, Task))
         """Methods that the user's object has of its own."""
         self.tools = [self._schema(tool) for tool in self._value("tools")]
         self.speaks_first, self.sessions = self._value("speaks_first"), self._value("sessions")
@@ -106,7 +106,7 @@ class UserTask(Task):
         """Errors: ConfigError."""
         if isinstance(tool, Tool):
             return schema_of(tool)
-        if isinstance(tool, dict) and self.own & {"environment", "agent"}:
+        if isinstance(tool, dict) and self.own_methods & {"environment", "agent"}:
             return tool
         raise ConfigError(
             f"{self.label}: tools holds {shown(tool)}: give titan_rl.environments.conversation.tools.Tool objects"
@@ -136,18 +136,18 @@ class UserTask(Task):
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """The user's own method, or the default."""
-        if name not in self.own:
+        if name not in self.own_methods:
             return getattr(super(), name)(*arguments)
         with self._naming_errors(name):
             return getattr(self.task, name)(*arguments)
 
     @property
     def has_agent(self) -> bool:
-        return "agent" in self.own
+        return "agent" in self.own_methods
 
     @property
     def has_one_answer(self) -> bool:
-        return not (self.tools or self.own & set(REPLYING))
+        return not (self.tools or self.own_methods & set(REPLYING))
 
     @cached_property
     def size(self) -> Size | None:
@@ -197,7 +197,7 @@ class UserTask(Task):
         return reply
 
     def environment(self, prompt: Prompt) -> Environment:
-        if self.tools and "environment" not in self.own:
+        if self.tools and "environment" not in self.own_methods:
             return ToolEnvironment(self.task.tools, self.style)
         return self._call("environment", prompt)
 
@@ -213,7 +213,7 @@ class UserTask(Task):
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         value = self._call("score", prompt, answers)
-        if value == {} and self.own & {"environment", "agent"}:
+        if value == {} and self.own_methods & {"environment", "agent"}:
             return {}  # which rewards instead
         return as_parts(f"{self.label}: score", value)
 
