@@ -119,7 +119,7 @@ def test_the_scorer_brings_them_and_one_for_each_answer(tmp_path):
     (tmp_path / "turning_task.py").write_text(TASK)
 
     async def ask():
-        scorer = Scorer(TaskConfig(name="turning_task:Asks"), [str(tmp_path)], 60.0, at_once=2)
+        scorer = Scorer(TaskConfig(name="turning_task:Asks"), [str(tmp_path)], 60.0, concurrency=2)
         try:
             return (await scorer.score(Prompt("train/0000001", "q", "a", {}), [["b", "a"], ["skip", "a"]]))[0]
         finally:

@@ -20,7 +20,7 @@ from titan_rl.data.rows.row_shapes import read_row
 from titan_rl.data.text.conversation import encode_conversation
 from titan_rl.data.types import Layout, Provenance
 from titan_rl.environments.registry import make_task
-from titan_rl.environments.rollout.synthetic_data import made_rows
+from titan_rl.environments.rollout.synthetic_data import synthetic_rows
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 CHAT = (
@@ -316,12 +316,12 @@ def test_a_pair_stands_in_one_row_the_chosen_one_first(share_prefix):
 
 def test_made_rows_tell_right_from_wrong_and_hold_nothing_out_twice():
     task = make_task(TaskConfig(name="gcd", options={"max_value": 60}))
-    train, held_out = made_rows(task, "pairs", seed=1, count=50, num_held_out=20)
+    train, held_out = synthetic_rows(task, "pairs", seed=1, count=50, num_held_out=20)
     for asked in (*train, *held_out):
         right, wrong = asked.answers
         assert right != wrong
     assert not {asked.text for asked in train} & {asked.text for asked in held_out}
-    labelled, _ = made_rows(task, "labels", seed=1, count=50, num_held_out=20)
+    labelled, _ = synthetic_rows(task, "labels", seed=1, count=50, num_held_out=20)
     assert [asked.value for asked in labelled] == [1.0, -1.0] * 50
     assert [asked.answers[0] for asked in labelled] == [answer for asked in train for answer in asked.answers]
 

@@ -18,7 +18,7 @@ from titan_rl.data.text.tokenizer import TextSettings, read_answer, set_text
 from titan_rl.data.text.turns import encode_answer, encode_messages, encode_opening, encode_reply
 from titan_rl.data.types import Completion, Prompt, Provenance
 from titan_rl.environments.agents.branches import Branches
-from titan_rl.environments.agents.openai_requests import Asked, Said
+from titan_rl.environments.agents.openai_requests import ChatMessage, ModelRequest
 from titan_rl.environments.interfaces.environment import Replying
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.rollout.demonstrations import demonstrate
@@ -143,15 +143,15 @@ def test_a_reply_is_the_templates_rendering(model, tokenizer, role, tools):
 
 def test_an_agents_conversation_is_the_templates_rendering_and_goes_on_from_the_answer(model, tokenizer):
     branches = Branches(tokenizer)
-    asked = Asked(messages=(Said("user", "ask"),))
-    begun = branches.continued(asked)
+    asked = ModelRequest(messages=(ChatMessage("user", "ask"),))
+    begun = branches.find_continuation(asked)
     assert begun.prompt.tolist() == encoded(tokenizer, rendered(model, tokenizer, [user("ask")]))
     answer = encode_answer(tokenizer, "ho", is_chat=True)
     completion = Completion(answer, np.zeros(len(answer)), np.zeros(len(answer)), "stop")
-    branches.add(asked, begun, completion, "ho", Said("assistant", "ho"))
-    said = (*asked.messages, Said("assistant", "ho"), Said("user", "again ask"))
+    branches.add(asked, begun, completion, "ho", ChatMessage("assistant", "ho"))
+    said = (*asked.messages, ChatMessage("assistant", "ho"), ChatMessage("user", "again ask"))
     reply, _ = encode_reply(tokenizer, [user("again ask")], int(answer[-1]), is_chat=True)
-    assert branches.continued(Asked(messages=said)).prompt.tolist() == [*begun.prompt, *answer, *reply]
+    assert branches.find_continuation(ModelRequest(messages=said)).prompt.tolist() == [*begun.prompt, *answer, *reply]
 
 
 @pytest.mark.parametrize("name", [*MODELS, *BASE])
@@ -162,8 +162,10 @@ def test_text_begins_once_and_ends_once(name):
     first = [tokenizer.bos_token_id] if model.bos else []
     prompt = [*first, *encoded(tokenizer, "ask:")]
     assert encode_messages(tokenizer, "ask:").tolist() == prompt
-    assert Branches(tokenizer).continued(Asked(prompt="ask:")).prompt.tolist() == prompt
-    assert Branches(tokenizer).continued(Asked(prompt=f"{model.bos}ask:")).prompt.tolist()[: len(first) + 1] == [
+    assert Branches(tokenizer).find_continuation(ModelRequest(prompt="ask:")).prompt.tolist() == prompt
+    assert Branches(tokenizer).find_continuation(ModelRequest(prompt=f"{model.bos}ask:")).prompt.tolist()[
+        : len(first) + 1
+    ] == [
         *first,
         *encoded(tokenizer, f"{model.bos}ask:")[len(first) :][:1],
     ]
@@ -239,8 +241,10 @@ def check_control_of_chats(tokenizer, hostile: str) -> None:
         )
         count = num_control(tokenizer, encode_messages(tokenizer, plain))
         assert num_control(tokenizer, encode_messages(tokenizer, odd)) == count
-        said = tuple(Said(message["role"], message["content"]) for message in odd)
-        assert num_control(tokenizer, Branches(tokenizer).continued(Asked(messages=said)).prompt) == count
+        said = tuple(ChatMessage(message["role"], message["content"]) for message in odd)
+        assert (
+            num_control(tokenizer, Branches(tokenizer).find_continuation(ModelRequest(messages=said)).prompt) == count
+        )
         with pytest.raises(ConfigError, match="takes for more than text"):
             columns = {"messages": [*odd, assistant("ho")]}
             make_example(read_row("x", columns, "demonstrations", "auto"), tokenizer, as_chat=False)
@@ -252,9 +256,16 @@ def check_control_of_chats(tokenizer, hostile: str) -> None:
 
 def test_a_call_that_an_agent_repeats_cannot_write_control_tokens():
     tokenizer = MODELS["smollm2"].tokenizer()
-    said = (Said("user", "ask"), Said("assistant", "", (("shout", '{"a": "<|im_end|>"}'),)), Said("tool", "x"))
-    plain = (*said[:1], Said("assistant", "", (("shout", '{"a": "b"}'),)), said[2])
-    counts = [num_control(tokenizer, Branches(tokenizer).continued(Asked(messages=m)).prompt) for m in (said, plain)]
+    said = (
+        ChatMessage("user", "ask"),
+        ChatMessage("assistant", "", (("shout", '{"a": "<|im_end|>"}'),)),
+        ChatMessage("tool", "x"),
+    )
+    plain = (*said[:1], ChatMessage("assistant", "", (("shout", '{"a": "b"}'),)), said[2])
+    counts = [
+        num_control(tokenizer, Branches(tokenizer).find_continuation(ModelRequest(messages=m)).prompt)
+        for m in (said, plain)
+    ]
     assert counts[0] == counts[1]
 
 

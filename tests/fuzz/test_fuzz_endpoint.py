@@ -11,7 +11,7 @@ from random_episodes import Engine
 
 from titan_rl.data.types import Prompt, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
-from titan_rl.environments.agents.episodes import _Asking
+from titan_rl.environments.agents.episodes import _EpisodeRequests
 from titan_rl.environments.agents.openai_requests import read_chat
 from titan_rl.environments.conversation.player import Player
 from titan_rl.environments.interfaces.task import Task
@@ -45,13 +45,13 @@ class Asked(Task):
         return "4,6="
 
 
-def asking(tokenizer, answer: str) -> _Asking:
+def asking(tokenizer, answer: str) -> _EpisodeRequests:
     engine = Engine(random.Random(1), tokenizer, tokenizer.convert_tokens_to_ids("<|im_end|>"))
     engine.draw_tokens = lambda: tokenizer.encode(answer, add_special_tokens=False)[:200]
     sampling = Sampling(num_samples=1, max_new_tokens=200, temperature=1.0, max_tokens=4000)
     prompt = Prompt("train/0000001", "4,6=", "10", {})
     player = Player(prompt, Asked(), tokenizer, engine.ask, sampling, 1, 5.0, True)
-    return _Asking(player, 0)
+    return _EpisodeRequests(player, 0)
 
 
 def unstarted() -> Endpoint:
@@ -102,8 +102,8 @@ def test_whatever_is_asked_is_answered_or_refused_in_one_line(bodies, answer, te
                 data = body.encode("utf-8", "surrogatepass")
                 headers = [(b"authorization", f"Bearer {KEY}".encode())]
                 is_sound(*await requested(app, path, "POST", headers, [data[:50], data[50:]]))
-        assert not session._broken.done()
-        if (episode := session.branches.joined()) is not None:
+        assert not session._generator_error.done()
+        if (episode := session.branches.join()) is not None:
             assert all(isinstance(text, str) and text.encode() is not None for text in episode.answers)
 
     asyncio.run(ask())

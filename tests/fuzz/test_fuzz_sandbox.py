@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from titan_rl.environments.sandbox.inside import main_module
 from titan_rl.environments.sandbox.program import Call, Limits, Outcome, Program, SandboxFailed
-from titan_rl.environments.sandbox.program_report import BEGUN, Ended, outcome_of
+from titan_rl.environments.sandbox.program_report import BEGUN, ExitReport, outcome_of
 from titan_rl.environments.sandbox.remote import _outcome
 from titan_rl.environments.sandbox.slot import _Run
 from titan_rl.environments.sandbox.values import decode, encode, same
@@ -30,9 +30,9 @@ def is_sound(outcome: Outcome, program: Program) -> None:
     for text in (outcome.stdout, outcome.stderr):
         assert len(text) <= program.limits.output and text.encode() is not None
     assert type(outcome.exit_code) is int and type(outcome.memory) is int and type(outcome.seconds) is float
-    if outcome.given is not None:
-        assert outcome.ending == "ok" and len(outcome.given) == len(program.calls)
-        for given in outcome.given:
+    if outcome.results is not None:
+        assert outcome.ending == "ok" and len(outcome.results) == len(program.calls)
+        for given in outcome.results:
             same(given.value, given.value)
             json.dumps([encode(given.value), given.error])
 
@@ -40,7 +40,7 @@ def is_sound(outcome: Outcome, program: Program) -> None:
 @fuzz(said=SAID, stdout=BYTES, stderr=BYTES, code=st.integers(-64, 255), program=st.sampled_from(PROGRAMS))
 def test_what_a_program_says_is_an_outcome(said, stdout, stderr, code, program):
     try:
-        outcome = outcome_of(program, Ended(None, code, 0.1, 1), said, stdout, stderr)
+        outcome = outcome_of(program, ExitReport(None, code, 0.1, 1), said, stdout, stderr)
     except SandboxFailed:
         assert not said.startswith(BEGUN)
         return
@@ -162,4 +162,4 @@ def test_a_report_that_is_none_is_the_boxes_failure(report):
     run = _Run.__new__(_Run)
     run.program, run.why, run.received = PROGRAMS[1], None, {0: BEGUN, 1: b"", 2: b""}
     with pytest.raises(SandboxFailed, match="no report"):
-        run._told(json.loads(report))
+        run._outcome(json.loads(report))

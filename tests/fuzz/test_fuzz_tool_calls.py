@@ -6,8 +6,8 @@ import json
 from fuzzing import ANY_TEXT, VALUES, as_json, fragments, fuzz, spoilt
 from hypothesis import strategies as st
 
-from titan_rl.environments.agents.openai_requests import Asked, Said, answer_of
-from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls, words_beside_calls
+from titan_rl.environments.agents.openai_requests import ChatMessage, ModelRequest, response_message
+from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls, text_beside_calls
 from titan_rl.environments.conversation.tools import MAX_CALLS, MAX_RESULT, Tool, ToolEnvironment, ToolError
 from titan_rl.environments.tasks.calculator import CALCULATOR
 
@@ -52,7 +52,7 @@ def test_each_call_runs_or_is_told_what_is_wrong_and_can_be_kept(answer, style):
             json.dumps([call.name, call.arguments], ensure_ascii=False, allow_nan=False).encode()
         else:
             assert len(call.text) <= 200 and len(call.why) < 500
-    words_beside_calls(answer, style, read_calls(answer, style, BY_NAME)).encode()
+    text_beside_calls(answer, style, read_calls(answer, style, BY_NAME)).encode()
     reply = asyncio.run(ToolEnvironment(TOOLS, style).step(answer))
     assert len(reply.messages) <= MAX_CALLS + 1
     for message in reply.messages:
@@ -70,8 +70,8 @@ NAMES = st.text(max_size=8)
 )
 def test_a_call_that_is_written_is_read_as_it_was(calls, words):
     written = tuple((name, json.dumps(given, sort_keys=True, ensure_ascii=False)) for name, given in calls)
-    said = Said("assistant", words, written)
-    read = answer_of(said.text, Asked(tools=("{}",)))
+    said = ChatMessage("assistant", words, written)
+    read = response_message(said.text, ModelRequest(tools=("{}",)))
     broken = [text for _, text in written if "tool_call>" in text or not is_plain(text)]
     if not broken and not any("tool_call>" in name for name, _ in calls):
         assert read.calls == written and read.content.strip() == words

@@ -52,7 +52,7 @@ from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.storage.files import unless_full
 from titan_rl.environments.prompts.curriculum import Curriculum
 from titan_rl.environments.prompts.stream import PromptStream
-from titan_rl.environments.sandbox.groups import sweep_found
+from titan_rl.environments.sandbox.groups import sweep_own_root
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.meshes import ALL_PARTS, MeshCallbacks, Meshes, ProcessPlacement
 from titan_rl.mesh.processes.processes import watch
@@ -273,7 +273,7 @@ class Session:
         if self._meshes is not None:
             self.display.enter("stopping the actors")
             await self._meshes.stop()
-        sweep_found()
+        sweep_own_root()
         with unless_full():
             self.metrics.close()
         summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())

@@ -1,1 +1,1 @@
-"""What is asked, how it is answered, and how the answer is scored."""
+"""Tasks: prompts, environments and agents, scoring."""

@@ -1,4 +1,4 @@
-"""The task that a config names, and the list of all names (``titan-rl tasks``).
+"""Registry of tasks by name, and their list (``titan-rl tasks``).
 
 It is made anew wherever it is needed: in the controller for the prompt stream, in verifiers to write out prompts, and
 in scorer processes, the only place where a model's answer meets the expected one.
@@ -29,10 +29,10 @@ _OF_FILES = {"jsonl": RowsTask, "code": CodeTask, "math": MathTask}
 
 
 def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
-    """The task by its name, with the reward function that the config names.
+    """Make a configured task, with its reward function.
 
     ``folders``: where ``pkg.module:name`` and data files are looked for (``run.plugin_path``). A data file is read and
-    checked when its first prompt is wanted; verifiers and scorers never read it, since prompts carry their rows.
+    checked with its first prompt; verifiers and scorers never read it, since prompts carry their rows.
 
     Errors: ConfigError for a name that is unknown or refused, a style or scoring that the task does not have, options
     that it does not take, or a mistake in the user's module.
@@ -43,19 +43,19 @@ def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
 
 def _make(task: TaskConfig, folders: Sequence[str]) -> Task:
     _check_scoring(task)
-    made = _by_name(task, folders)
-    return with_rewards(made, task, folders)
+    base = _by_name(task, folders)
+    return with_rewards(base, task, folders)
 
 
 def _check_scoring(task: TaskConfig) -> None:
     if task.scoring == "auto":
         return
-    said = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
+    setting = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
     if not task.scores_itself:
-        taking = f"task.rewards = {task.rewards!r}" if task.rewards else f"task.reward = {task.reward!r}"
-        raise ConfigError(f"{said}, and {taking} takes its place: keep one of them")
+        replacement = f"task.rewards = {task.rewards!r}" if task.rewards else f"task.reward = {task.reward!r}"
+        raise ConfigError(f"{setting}, and {replacement} takes its place: keep one of them")
     if task.name in (*TASKS_OF_FILES, *TASKS_OF_OTHERS, MIXTURE, *BUILT_IN) or is_reference(task.name):
-        raise ConfigError(f"{said}, and task.name = {task.name!r} is none: leave it out")
+        raise ConfigError(f"{setting}, and task.name = {task.name!r} is none: leave it out")
 
 
 def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:
@@ -106,7 +106,7 @@ _DESCRIBED = (
 
 
 def list_tasks() -> Iterator[str]:
-    """A line for everything that can be trained on: its name and what it is."""
+    """Lines of all tasks: name and description."""
     from titan_rl.environments.reasoning_gym.families import described_families  # its import takes a second
 
     yield from _DESCRIBED

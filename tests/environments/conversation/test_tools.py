@@ -11,7 +11,7 @@ import pytest
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Group, Rollout, ToolCall, Turn
-from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls, words_beside_calls
+from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls, text_beside_calls
 from titan_rl.environments.conversation.tools import MAX_CALLS, MAX_RESULT, Tool, ToolEnvironment, ToolError
 from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, Reply
 from titan_rl.records.metrics import turn_metrics
@@ -160,7 +160,7 @@ def test_a_compact_call_has_one_argument_or_none_where_the_tool_takes_none(answe
     ],
 )
 def test_words_of_an_answer_are_what_its_calls_leave(answer, style, words):
-    assert words_beside_calls(answer, style, read_calls(answer, style, TOOLS)) == words
+    assert text_beside_calls(answer, style, read_calls(answer, style, TOOLS)) == words
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import CurriculumConfig, TaskConfig
 from titan_rl.data.types import Group, Prompt, Rollout
 from titan_rl.environments.interfaces.task import Size, Task
-from titan_rl.environments.prompts.curriculum import Curriculum, chance_of_signal, class_of, read_seen
+from titan_rl.environments.prompts.curriculum import Curriculum, chance_of_signal, class_of, read_class_counts
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.registry import make_task
 from titan_rl.records.metrics import read_metrics
@@ -55,7 +55,7 @@ def train(stream: PromptStream, first: int, last: int, per_step: int = 20) -> li
     steps = []
     for step in range(first, last + 1):
         steps.append(list(islice(stream, per_step)))
-        stream.learn(step, [group(prompt, right_of(prompt)) for prompt in steps[-1]])
+        stream.record_step(step, [group(prompt, right_of(prompt)) for prompt in steps[-1]])
     return steps
 
 
@@ -93,8 +93,8 @@ def test_a_resumed_run_draws_what_the_run_would_have(tmp_path, step):
     train(killed, step + 1, step + 1)
     killed.close()
     resumed = make_stream(tmp_path / "killed")
-    resumed.go_beyond(done[-1][-1].id)
-    resumed.curriculum.go_to(step)
+    resumed.resume_after(done[-1][-1].id)
+    resumed.curriculum.restore(step)
     assert resumed.position <= position
     assert train(resumed, step + 1, 15) == undisturbed[step:]
 
@@ -102,9 +102,9 @@ def test_a_resumed_run_draws_what_the_run_would_have(tmp_path, step):
 def test_what_was_seen_counts_from_the_next_step_on(tmp_path):
     stream = make_stream(tmp_path / "rates", least_chance=0.01, memory=0.0)
     prompts = list(islice(stream, ROWS))
-    stream.learn(1, [group(prompt, SAMPLES) for prompt in prompts])
+    stream.record_step(1, [group(prompt, SAMPLES) for prompt in prompts])
     assert int(next(stream).id[-7:]) > ROWS + 5, "all were solved"
-    stream.learn(2, [group(prompt, SAMPLES // 2) for prompt in prompts])
+    stream.record_step(2, [group(prompt, SAMPLES // 2) for prompt in prompts])
     assert int(next(stream).id[-7:]) < stream.position, "they are not any more"
     first = stream.position
     assert [int(prompt.id[-7:]) for prompt in islice(stream, 5)] == list(range(first, first + 5))
@@ -114,7 +114,7 @@ def test_memory_is_a_mean_that_forgets(tmp_path):
     stream = make_stream(tmp_path / "rates", memory=0.75)
     [prompt] = islice(stream, 1)
     for step, right in enumerate([8, 0, 4], 1):
-        stream.learn(step, [group(prompt, right)])
+        stream.record_step(step, [group(prompt, right)])
     rate = 0.75 * (0.75 * 1.0 + 0.25 * 0.0) + 0.25 * 0.5
     assert list(stream.curriculum._rates.values()) == [pytest.approx(rate)]
 
@@ -137,7 +137,7 @@ def test_prompts_without_end_have_their_difficulty_in_common(tmp_path):
     for step in range(1, 21):
         prompts = list(islice(stream, 20))
         drawn += [prompt.entry["level"] for prompt in prompts]
-        stream.learn(step, [group(prompt, SAMPLES if prompt.entry["level"] else 4) for prompt in prompts])
+        stream.record_step(step, [group(prompt, SAMPLES if prompt.entry["level"] else 4) for prompt in prompts])
     assert 0 < np.mean(drawn) < 0.25 and stream.position > 20 * 20 * 1.5
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_record_is_passed_over(tmp_path):
     bad = ['{"step": 1, "seen": {"a": [9, 8]}}', '{"step": -1, "seen": {}}', '{"step": 3, "seen": 5}', "[", "5"]
     bad += ['{"step": 1.5, "seen": {}}', '{"step": 4, "seen": {"a": [true, 8]}}', '{"step": 5, "seen": {"a": [1]}}']
     path.write_text("\n".join([*bad, good, '{"step": 6, "se']))
-    assert read_seen(path) == {2: {"a": (1, 8)}}
+    assert read_class_counts(path) == {2: {"a": (1, 8)}}
 
 
 @pytest.mark.parametrize("value", [0.0, 1.5])
@@ -174,7 +174,7 @@ def test_a_run_that_is_stopped_and_resumed_draws_the_same_prompts(tmp_path):
     process.kill()
     process.wait()
     assert running.train(roots[1], "--resume", **settings) == 0, running.output(roots[1])[-3000:]
-    whole, killed = (read_seen(root / "pass_rates.jsonl") for root in roots)
+    whole, killed = (read_class_counts(root / "pass_rates.jsonl") for root in roots)
     assert whole == killed and list(whole) == list(range(1, 9))
     records = [[record for record in read_metrics(root) if "reward" in record] for root in roots]
     assert [record["loss"] for record in records[0]] == [record["loss"] for record in records[1]]

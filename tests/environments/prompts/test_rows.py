@@ -16,7 +16,7 @@ from titan_rl.data.rows.splits import key
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts, sft_stream
 from titan_rl.environments.rollout.demonstrations import demonstrate
 from titan_rl.environments.rollout.group import encode_prompt
-from titan_rl.environments.rollout.prompt_checks import check_demonstrations, check_known, training_prompts
+from titan_rl.environments.rollout.prompt_checks import check_characters, check_demonstrations, training_prompts
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
@@ -179,13 +179,13 @@ def test_characters_that_the_tokenizer_does_not_know_are_named(tmp_path):
     write(tmp_path, [*sums(20), {"prompt": "3×4=", "answer": 12}])
     task = rows_task(tmp_path)
     with pytest.raises(ConfigError, match="^questions.jsonl line 21: .*'×' in the prompt"):
-        check_known(task, TOKENIZER, [*training_prompts(task, 1), *held_out_prompts(task, 100)])
+        check_characters(task, TOKENIZER, [*training_prompts(task, 1), *held_out_prompts(task, 100)])
     write(tmp_path, [*sums(20), {"prompt": "price=", "answer": "3€"}])
     task = rows_task(tmp_path)
     with pytest.raises(ConfigError, match="^questions.jsonl line 21: .*'€' in the answer"):
-        check_known(task, TOKENIZER, [*training_prompts(task, 1), *held_out_prompts(task, 100)])
+        check_characters(task, TOKENIZER, [*training_prompts(task, 1), *held_out_prompts(task, 100)])
     write(tmp_path, sums(20))
-    check_known(task := rows_task(tmp_path), TOKENIZER, training_prompts(task, 1))
+    check_characters(task := rows_task(tmp_path), TOKENIZER, training_prompts(task, 1))
 
 
 def test_a_worked_example_that_fits_into_no_row_is_named_before_anything_starts(tmp_path):

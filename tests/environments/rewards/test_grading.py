@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 def scores_of(folder: str, grader: str, *answers: str):
     async def score():
-        scorer = GradedScorer(TASK, grader, [folder], 5.0 if "hangs" not in grader else 1.0, at_once=4)
+        scorer = GradedScorer(TASK, grader, [folder], 5.0 if "hangs" not in grader else 1.0, concurrency=4)
         await scorer.start()
         try:
             prompt = make_task(TASK, [folder]).prompt("train", 0, 0)

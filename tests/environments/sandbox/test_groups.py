@@ -128,7 +128,7 @@ def test_a_group_with_processes_is_left_as_it_is_and_the_one_above_is_tried(kern
     monkeypatch.setattr(groups, "candidates", lambda mounts, membership: [own, kernel.root])
     with pytest.raises(OSError, match="has processes of its own"):
         try_out(own)
-    found = groups.place.__wrapped__()
+    found = groups.cgroup_root.__wrapped__()
     assert found.folder == kernel.root and str(found).startswith("the kernel (cgroup v2 at ")
     assert (own / "cgroup.procs").read_text() == "1\n2\n"
 
@@ -139,8 +139,8 @@ def test_a_group_with_processes_is_left_as_it_is_and_the_one_above_is_tried(kern
 def test_a_group_that_cannot_be_made_is_why_there_is_none(kernel, monkeypatch, number, said):
     kernel.refused["mkdir"] = number
     monkeypatch.setattr(groups, "candidates", lambda mounts, membership: [kernel.root])
-    found = groups.place.__wrapped__()
-    assert found.folder is None and found.why_not == f"{kernel.root}: {said}"
+    found = groups.cgroup_root.__wrapped__()
+    assert found.folder is None and found.reason == f"{kernel.root}: {said}"
     assert str(found).startswith("a watcher alone")
 
 
@@ -232,7 +232,7 @@ def test_what_the_kernel_ends_had_too_much_memory(kernel, monkeypatch):
 def test_which_bounds_there_are_is_said_and_recorded_where_boxes_were_looked_for(monkeypatch):
     said, events = [], []
     monkeypatch.setattr(pool, "Slot", FakeSlot)
-    monkeypatch.setattr(pool, "place", lambda: groups.Place(None, "no cgroup v2 is mounted here"))
+    monkeypatch.setattr(pool, "cgroup_root", lambda: groups.CgroupRoot(None, "no cgroup v2 is mounted here"))
     monkeypatch.setattr(pool, "_check_boxes", functools.cache(pool._check_boxes.__wrapped__))
     log_sandbox_bounds(said.append, lambda kind, **fields: events.append((kind, fields)))
     assert not said and not events
@@ -258,8 +258,8 @@ BOUNDED = sorted(name for name in HOSTILE if name.startswith(("bomb: ", "memory:
 @pytest.fixture(scope="module")
 def box():
     need_boxes()
-    if groups.place().folder is None:
-        pytest.skip(groups.place().why_not)
+    if groups.cgroup_root().folder is None:
+        pytest.skip(groups.cgroup_root().reason)
     one = Slot()
     yield one
     one.close()

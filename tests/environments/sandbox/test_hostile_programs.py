@@ -18,7 +18,7 @@ from titan_rl.environments.sandbox.pool import Sandbox
 from titan_rl.environments.sandbox.program import Call, Limits, Program, SandboxFailed
 from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
 from titan_rl.environments.sandbox.slot import Slot
-from titan_rl.environments.tasks.code_tests import FunctionTest, StreamTest, passed
+from titan_rl.environments.tasks.code_tests import FunctionTest, StreamTest, run_tests
 
 LIMITS = Limits(seconds=1.0, memory=192 << 20)
 LISTENER = "titan_rl_hidden_tests"
@@ -112,8 +112,8 @@ def test_it_earns_nothing_and_leaves_nothing(box, secret, name):
         outcome = runner.run(sandbox.run(Program(source, limits=replace(LIMITS, seconds=SLACK))))
         assert outcome.ending in hostile.endings, outcome
     if not hostile.only_runs:
-        assert not any(runner.run(passed(sandbox, source, TESTS, LIMITS))), "a verdict was forged"
-        assert not any(runner.run(passed(sandbox, source, SPOKEN, LIMITS))), "a verdict was forged"
+        assert not any(runner.run(run_tests(sandbox, source, TESTS, LIMITS))), "a verdict was forged"
+        assert not any(runner.run(run_tests(sandbox, source, SPOKEN, LIMITS))), "a verdict was forged"
     after = runner.run(sandbox.run(Program(LOOK_AROUND)))
     assert after.stdout.strip() == UNTOUCHED, after
     # if it ended slowly, its box is another one now
@@ -158,7 +158,7 @@ def test_it_earns_nothing_at_a_server(server, secret, name):
             assert token not in repr(outcome), "it saw what it must not"
             assert time.monotonic() - start < LIMITS.seconds + SLACK
         with suppress(SandboxFailed):
-            assert not any(asyncio.run(passed(_Once(sandbox), source, tests, LIMITS))), "a verdict was forged"
+            assert not any(asyncio.run(run_tests(_Once(sandbox), source, tests, LIMITS))), "a verdict was forged"
 
 
 @dataclass
@@ -173,9 +173,9 @@ class _Once:
 
 def test_an_honest_program_passes_at_a_server(server):
     sandbox = RemoteSandbox(remote_config(server))
-    assert all(asyncio.run(passed(sandbox, HONEST, [*TESTS, *SPOKEN], LIMITS)))
+    assert all(asyncio.run(run_tests(sandbox, HONEST, [*TESTS, *SPOKEN], LIMITS)))
 
 
 def test_an_honest_program_passes_between_them(box):
     runner, sandbox = box
-    assert all(runner.run(passed(sandbox, HONEST, [*TESTS, *SPOKEN], LIMITS)))
+    assert all(runner.run(run_tests(sandbox, HONEST, [*TESTS, *SPOKEN], LIMITS)))

@@ -25,7 +25,7 @@ from titan_rl.environments.sandbox.program_report import as_task
 from titan_rl.environments.sandbox.remote import RemoteSandbox, check_server, remote_config
 from titan_rl.environments.sandbox.values import same
 from titan_rl.environments.scoring.scorer import Scorer
-from titan_rl.environments.tasks.code_tests import FunctionTest, StreamTest, passed
+from titan_rl.environments.tasks.code_tests import FunctionTest, StreamTest, run_tests
 from titan_rl.records.run_directory.rundir import RunDir
 
 PROGRAM = Program("print(6 * 7)", limits=LIMITS)
@@ -82,14 +82,14 @@ def test_a_program_ends_as_it_does_in_a_box(source, ending, exit_code, stdout):
 def test_values_go_there_and_come_back_as_they_are():
     program = Program("print('noise')\ndef f(x): return x", calls=tuple(Call("f", (value,)) for value in VALUES))
     outcome = asked(FakeFusion(), lambda sandbox: sandbox.run(program))
-    assert all(same(given.value, value) for given, value in zip(outcome.given, VALUES, strict=True))
+    assert all(same(given.value, value) for given, value in zip(outcome.results, VALUES, strict=True))
     assert outcome.stdout == "noise\n"
 
 
 def test_tests_are_judged_here_and_what_they_expect_never_travels():
     tests = [FunctionTest(Call("f", (2,)), 7654321), FunctionTest(Call("f", (3,)), 27), StreamTest("4\n", "8675309\n")]
     fake = FakeFusion()
-    verdicts = asked(fake, lambda sandbox: passed(sandbox, "def f(x): return x ** 3", tests, LIMITS))
+    verdicts = asked(fake, lambda sandbox: run_tests(sandbox, "def f(x): return x ** 3", tests, LIMITS))
     assert verdicts == [False, True, False] and len(fake.bodies) == 2
     assert not any(secret in json.dumps(fake.bodies) for secret in ("7654321", "8675309"))
 
@@ -163,7 +163,7 @@ WRONG = {
     "half": (half, "RemoteProtocolError|ReadError"),
     "trickle": (trickle, "did not answer within"),
     "flood": (flood, "more than 16 MiB"),
-    "redirect": (elsewhere, "followed nowhere"),
+    "redirect": (elsewhere, "redirects are not followed"),
     "500": (text("oops", 500), "answered 500: oops"),
     "503": (text("busy", 503), "answered 503"),
     "404": (text("no such thing", 404), "answered 404"),

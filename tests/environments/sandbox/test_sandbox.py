@@ -18,7 +18,7 @@ from boxes import need_boxes
 from titan_rl.config.load import ConfigError
 from titan_rl.environments.sandbox import bubblewrap, pool, slot
 from titan_rl.environments.sandbox.pool import Sandbox, check_sandbox
-from titan_rl.environments.sandbox.program import Call, Given, Limits, Program, SandboxFailed
+from titan_rl.environments.sandbox.program import Call, CallResult, Limits, Program, SandboxFailed
 from titan_rl.environments.sandbox.slot import Slot
 from titan_rl.environments.sandbox.values import decode, encode, same
 
@@ -78,14 +78,14 @@ VALUES = [0, 10**400, -1, 1.5, float("inf"), True, None, "ä\x00", [], [1, (2, {
 
 def test_values_go_in_and_come_back_as_they_are(box):
     outcome = box.run(Program("def f(x): return x", calls=tuple(Call("f", (value,)) for value in VALUES)))
-    assert all(same(given.value, value) for given, value in zip(outcome.given, VALUES, strict=True))
+    assert all(same(given.value, value) for given, value in zip(outcome.results, VALUES, strict=True))
     assert all(same(decode(encode(value)), value) for value in VALUES)
 
 
 def test_a_function_that_gives_no_plain_value_says_so(box):
     calls = tuple(Call(name) for name in ("missing", "wrong", "made"))
     outcome = box.run(Program("def wrong(): return 1 / 0\nclass A(int): pass\ndef made(): return A(1)", calls=calls))
-    assert [given.error.split(":")[0] for given in outcome.given] == [
+    assert [given.error.split(":")[0] for given in outcome.results] == [
         "AttributeError",
         "ZeroDivisionError",
         "TypeError",
@@ -116,7 +116,7 @@ def test_a_forged_frame_is_nothing(box):
         "import os\nfor n in range(3, 64):\n  try: os.write(n, b'[[\"value\", true]]' * 3)\n  except OSError: pass\n"
     )
     outcome = box.run(Program(forge + "def f(): return 1", calls=(Call("f"),)))
-    assert outcome.given in (None, (Given(value=1),))
+    assert outcome.results in (None, (CallResult(value=1),))
 
 
 def test_programs_run_side_by_side_and_one_that_hangs_holds_one_box_alone():

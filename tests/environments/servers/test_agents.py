@@ -499,7 +499,7 @@ def test_with_seats_a_request_says_whose_it_is():
 
     rollouts = drive(forgets, samples=2, seats=("white", "black"))[0].rollouts
     assert {rollout.status for rollout in rollouts} == {"infra_error"}
-    assert all("say who asks: one of white, black" in rollout.failure for rollout in rollouts)
+    assert all("give a seat: one of white, black" in rollout.failure for rollout in rollouts)
 
 
 def test_a_group_must_hold_each_seat_equally_often():

@@ -12,7 +12,7 @@ from waiting import eventually
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Provenance
-from titan_rl.environments.conversation.blocking_thread import MAX_LATE, OwnThread, num_late
+from titan_rl.environments.conversation.blocking_thread import MAX_LATE, BlockingThread, num_late
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.registry import make_task
@@ -162,7 +162,7 @@ def test_calls_that_never_end_are_counted_and_then_none_is_begun():
     over = threading.Event()
 
     async def late() -> None:
-        thread = OwnThread("stuck")
+        thread = BlockingThread("stuck")
         with pytest.raises(EnvironmentFailed, match="did not end within 0.01 s"):
             await thread.call("a call", lambda: over.wait(20), 0.01)
         with pytest.raises(EnvironmentFailed, match="an earlier call has not ended"):
@@ -173,10 +173,10 @@ def test_calls_that_never_end_are_counted_and_then_none_is_begun():
         for _ in range(MAX_LATE):
             await late()
         with pytest.raises(EnvironmentFailed, match=f"{MAX_LATE} calls of episodes before it"):
-            await OwnThread("one more").call("a call", int, 1)
+            await BlockingThread("one more").call("a call", int, 1)
         over.set()
         await eventually(lambda: num_late() == 0, "the end of the late calls")
-        thread = OwnThread("free")
+        thread = BlockingThread("free")
         assert await thread.call("a call", int, 5) == 0
         await thread.end(int, 5)
 

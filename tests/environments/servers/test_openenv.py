@@ -121,19 +121,25 @@ async def hangs(data):
         ({"step": dies}, ["was lost in an episode"]),
         ({"step": hangs}, ["an answer to a step did not come within task.options.timeout = 0.5 s"]),
         ({"step": lambda data: error("EXECUTION_ERROR", "board on fire")}, ["EXECUTION_ERROR: board on fire"]),
-        ({"step": lambda data: "{"}, ["answered a step with nonsense"]),
-        ({"step": lambda data: "[" * 100_000}, ["answered a step with nonsense: RecursionError"]),
-        ({"step": lambda data: "[]"}, ["answered a step with nonsense"]),
-        ({"step": lambda data: observation("x", reward=float("nan"))}, ["answered a step with nonsense"]),
-        ({"step": lambda data: observation("x", reward="much")}, ["answered a step with nonsense"]),
-        ({"step": lambda data: observation("x", reward="0.5")}, ["nonsense: ValueError: 0.5: give a finite number"]),
+        ({"step": lambda data: "{"}, ["sent an invalid reply to a step"]),
+        ({"step": lambda data: "[" * 100_000}, ["sent an invalid reply to a step: RecursionError"]),
+        ({"step": lambda data: "[]"}, ["sent an invalid reply to a step"]),
+        ({"step": lambda data: observation("x", reward=float("nan"))}, ["sent an invalid reply to a step"]),
+        ({"step": lambda data: observation("x", reward="much")}, ["sent an invalid reply to a step"]),
+        (
+            {"step": lambda data: observation("x", reward="0.5")},
+            ["invalid reply to a step: ValueError: 0.5: give a finite number"],
+        ),
         ({"step": lambda data: observation("x", reward=10**4200)}, ["a whole number of 13953 bits: give a finite"]),
         ({"step": lambda data: observation("x", reward=-(10**400))}, ["a whole number of 1329 bits: give a finite"]),
-        ({"step": lambda data: observation("x", reward=7).replace("7", "1" * 5000)}, ["answered a step with nonsense"]),
+        (
+            {"step": lambda data: observation("x", reward=7).replace("7", "1" * 5000)},
+            ["sent an invalid reply to a step"],
+        ),
         ({"step": lambda data: observation("x", reward=7).replace("7", "1e400")}, ["inf: give a finite number"]),
-        ({"step": lambda data: observation("x", reward=[1.0])}, ["answered a step with nonsense"]),
-        ({"step": lambda data: observation("x", done="false")}, ["answered a step with nonsense"]),
-        ({"step": lambda data: json.dumps({"type": "state", "data": {"observation": {}}})}, ["nonsense"]),
+        ({"step": lambda data: observation("x", reward=[1.0])}, ["sent an invalid reply to a step"]),
+        ({"step": lambda data: observation("x", done="false")}, ["sent an invalid reply to a step"]),
+        ({"step": lambda data: json.dumps({"type": "state", "data": {"observation": {}}})}, ["invalid reply"]),
         (
             {"step": lambda data: json.dumps({"type": "observation", "data": {"observation": {"bord": 1}}})},
             ["task.options.observation = 'board': an observation has 'bord'"],
@@ -163,7 +169,9 @@ def test_a_reward_that_is_true_counts_as_one():
 def test_a_server_whose_first_reward_no_float_holds_is_refused_in_one_line():
     with serving(FakeOpenEnv(on={"reset": lambda data: observation("x", reward=10**4200)}).app) as port:
         task = task_of(port)
-        with pytest.raises(ConfigError, match="answered a reset with nonsense: ValueError: a whole number of 13953 bi"):
+        with pytest.raises(
+            ConfigError, match="sent an invalid reply to a reset: ValueError: a whole number of 13953 bi"
+        ):
             task.check_ready()
 
 
@@ -296,7 +304,7 @@ def test_ready_or_not_can_be_told_within_an_event_loop():
     ("server", "options", "words"),
     [
         (dict(limit=0), {}, ["at capacity", "start the server"]),
-        (dict(on={"reset": lambda data: "?"}), {}, ["nonsense"]),
+        (dict(on={"reset": lambda data: "?"}), {}, ["invalid reply"]),
         ({}, dict(observation="bord"), ["task.options.observation = 'bord': an observation has 'board'"]),
         ({}, dict(action={"wort": "{answer}"}), ["lacks 'word'"]),
         ({}, dict(action={"word": "x", "more": "{answer}"}), ["takes no 'more'"]),

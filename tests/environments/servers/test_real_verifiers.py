@@ -63,7 +63,7 @@ def test_its_echo_is_played_through_its_own_harness(python, environments):
 
 def test_its_tools_are_called_by_the_models_own_tokens(python, environments):
     task = task_of(python, environments, "echo-tool-v1")
-    [row] = task._list()
+    [row] = task._list_tasks()
     prompt = Prompt("train/0000000", row.text, "", {"row": row.columns, "place": row.place})
     call = '<tool_call>{"name": "echo_back", "arguments": {"message": "hello world"}}</tool_call>'
     [called, not_called] = play(task, prompt, [[call, "done"], ["no"]], TOKENIZER, max_tokens=2000)[0].rollouts

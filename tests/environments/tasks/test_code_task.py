@@ -13,10 +13,10 @@ from titan_rl.environments.conversation.tools import ToolEnvironment
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.sandbox.pool import Sandbox
-from titan_rl.environments.sandbox.program import Call, Given, Limits, Outcome, SandboxFailed
+from titan_rl.environments.sandbox.program import Call, CallResult, Limits, Outcome, SandboxFailed
 from titan_rl.environments.tasks import code_task, python_tool
 from titan_rl.environments.tasks.code_task import tests_of as read_tests
-from titan_rl.environments.tasks.code_tests import FunctionTest, passed, source_of
+from titan_rl.environments.tasks.code_tests import FunctionTest, run_tests, source_of
 
 ADD = {"fn_name": "add", "inputs": [[1, 2], ["a", "b"]], "outputs": [3, "ab"]}
 SPEAK = {"inputs": ["1 2\n", "5 5\n"], "outputs": ["3\n", "10"]}
@@ -79,10 +79,10 @@ def test_a_program_earns_what_it_passes(sandbox, tmp_path, tests, credit, answer
 def test_a_verdict_tells_types_apart(given, expected, is_right):
     class FakeSandbox:
         async def run(self, program):
-            return Outcome("ok", 0, "", "", (Given(given),), 0.1, 0)
+            return Outcome("ok", 0, "", "", (CallResult(given),), 0.1, 0)
 
     tests = [FunctionTest(Call("f"), expected)]
-    assert asyncio.run(passed(FakeSandbox(), "", tests, Limits())) == [is_right]
+    assert asyncio.run(run_tests(FakeSandbox(), "", tests, Limits())) == [is_right]
 
 
 def test_a_sandbox_that_fails_is_no_wrong_answer(monkeypatch, tmp_path):

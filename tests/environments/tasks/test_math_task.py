@@ -245,7 +245,7 @@ def test_what_burns_its_time_earns_nothing_and_the_rest_is_scored(tmp_path):
 
     async def run():
         prompt = next(PromptStream(make_task(config, [str(tmp_path)]), 1))
-        scorer = Scorer(config, [str(tmp_path)], seconds, at_once=16)
+        scorer = Scorer(config, [str(tmp_path)], seconds, concurrency=16)
         await scorer.start()
         try:
             started = time.perf_counter()

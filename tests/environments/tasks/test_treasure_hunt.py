@@ -157,7 +157,7 @@ def test_what_cannot_be_done_is_told_costs_its_turn_and_changes_nothing(style):
         house, [_, *others] = House(**prompt.entry), told(task, prompt, ["take", "open", "fly", *"nesw", "t"])
         [blocked, *_] = [way for way in "nesw" if house.after(State(), way) is None]
         refused = "!" if style == "compact" else "You can't do that. "
-        first = task.environment(prompt).game.seen()
+        first = task.environment(prompt).game.observation()
         assert others[:3] == [refused + first] * 3
         assert told(task, prompt, [blocked])[1] == refused + first
 

@@ -866,7 +866,7 @@ case(
 import sys
 for name in ("titan_rl", "titan_rl.environments.code", "titan_rl.environments.sandbox.values", "pytest"):
     module = type(sys)(name)
-    module.passed = module.same = lambda *_: True
+    module.run_tests = module.same = lambda *_: True
     sys.modules[name] = module
 def solve(n): return 16.0
 """,
@@ -922,7 +922,7 @@ case(
     """
 import gc, types
 for thing in gc.get_objects():
-    if isinstance(thing, types.FunctionType) and thing.__name__ in ("_called", "_encoded", "same", "passed"):
+    if isinstance(thing, types.FunctionType) and thing.__name__ in ("_called", "_encoded", "same", "run_tests"):
         thing.__code__ = (lambda *_: ["value", 16]).__code__
 def solve(n): return 1
 """,

@@ -248,7 +248,7 @@ class Controller(Loop):
         trained = [group for part, answer in parts if isinstance(answer, StepMetrics) for group in part]
         bad = [group for part, answer in parts if isinstance(answer, BadNumbers) for group in part]
         if trained:
-            self.reporter.curriculum_updated(step, self.recovery.stream.learn(step, collected.sampled))
+            self.reporter.curriculum_updated(step, self.recovery.stream.record_step(step, collected.sampled))
         self.queue.settle(trained, bad, step)
         if trained:
             self.progress.step = step

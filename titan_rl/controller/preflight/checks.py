@@ -32,7 +32,12 @@ from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import Task, make_task
 from titan_rl.environments.rewards.llm_judge import ask_judges, check_judges
 from titan_rl.environments.rollout.group import encode_prompt
-from titan_rl.environments.rollout.prompt_checks import check_demonstrations, check_known, check_seats, training_prompts
+from titan_rl.environments.rollout.prompt_checks import (
+    check_characters,
+    check_demonstrations,
+    check_seats,
+    training_prompts,
+)
 from titan_rl.environments.sandbox.remote import check_server
 from titan_rl.environments.scoring.grading import check_grader
 from titan_rl.mesh.channel.transports import has_ibverbs
@@ -176,7 +181,7 @@ def check_prompts(checked: Checked) -> None:
     tokenizer = tokenizer_of(config)
     _check_text(checked, tokenizer)
     prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
-    check_known(task, tokenizer, prompts)
+    check_characters(task, tokenizer, prompts)
     check_seats(task, config.rollout.group_size)
     if config.sft.steps:
         limits = checked.titan.training.seq_len, num_positions(read_config(checked))

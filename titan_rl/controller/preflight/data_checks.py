@@ -11,7 +11,7 @@ from titan_rl.data.rows.datasets import Dataset, check_format, make_dataset, rea
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.environments.interfaces.task import Task
-from titan_rl.environments.rollout.synthetic_data import made_rows
+from titan_rl.environments.rollout.synthetic_data import synthetic_rows
 
 
 def check_settings(config: Config, algorithm: Algorithm) -> None:
@@ -48,7 +48,7 @@ def load_dataset(
     assert kind != "rollouts", "registry.py has refused such an algorithm beside data.file"
     if data.file == MADE:
         check_format(data, kind)
-        rows = made_rows(task, kind, seed=config.run.seed, count=data.made_rows, num_held_out=config.eval.prompts)
+        rows = synthetic_rows(task, kind, seed=config.run.seed, count=data.made_rows, num_held_out=config.eval.prompts)
     else:
         rows = read_files(data, kind, config.run.plugin_path)
     limits = dict(row_tokens=row_tokens, sample_tokens=sample_tokens, max_held_out=len(rows[1]))

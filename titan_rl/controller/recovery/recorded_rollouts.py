@@ -72,9 +72,9 @@ class Recovery(RecoveryBase):
     def rewind(self, step: int) -> deque[Prompt]:
         """Prompts that were issued and are not trained by this step must be sampled first: these, in order."""
         pending = self.ledger.rewind(step, self.config.rollout.group_size)
-        self.stream.go_beyond(self.ledger.last_issued())
+        self.stream.resume_after(self.ledger.last_issued())
         if self.stream.curriculum is not None:
-            self.stream.curriculum.go_to(step)
+            self.stream.curriculum.restore(step)
         return deque(self.stream.by_id(prompt_id) for prompt_id in pending)
 
     async def train_recorded(self, trainer: TrainerMesh, check_stop: Callable[[], None] = lambda: None) -> None:

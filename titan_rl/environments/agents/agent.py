@@ -1,4 +1,4 @@
-"""What drives the model itself: any program that asks an OpenAI-style endpoint, and ends.
+"""Agents: programs that call the model through an OpenAI-style endpoint.
 
 A task with ``agent(prompt)`` is played so, in the place of ``environment(prompt)``. What the agent asks and is answered
 is the episode: its tokens are kept as they were sampled, and no agent has to know of them.
@@ -16,7 +16,7 @@ from titan_rl.data.numbers import finite
 
 @dataclass(frozen=True)
 class ModelAccess:
-    """Where the model is asked in one episode, and by no other."""
+    """Endpoint and key of the model for one episode."""
 
     base_url: str
     """``http://127.0.0.1:PORT/v1``"""
@@ -26,7 +26,7 @@ class ModelAccess:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of an episode that several play, whom the requests' ``X-Session-ID`` tells apart."""
+    """Rewards of an episode; the requests' ``X-Session-ID`` names a seat."""
 
     reward: float | None = None
     left_out: frozenset[str] = field(default_factory=frozenset)
@@ -35,9 +35,9 @@ class Outcome:
     """Of each seat, if the task has ``seats``: sessions that are rollouts of their own, each with its reward."""
 
     def check(self) -> None:
-        """Errors: ValueError."""
-        given = [*([] if self.reward is None else [self.reward]), *self.rewards.values()]
-        for reward in given:
+        """Check all rewards. Errors: ValueError for NaN or Inf."""
+        all_rewards = [*([] if self.reward is None else [self.reward]), *self.rewards.values()]
+        for reward in all_rewards:
             try:
                 finite(reward)
             except ValueError as error:
@@ -45,13 +45,13 @@ class Outcome:
 
 
 class Agent(Protocol):
-    """What drives the model in one sample of one prompt."""
+    """Program that drives the model in one sample of one prompt."""
 
     timeout: float
     """Seconds for the whole episode; below verifier.episode_timeout."""
 
     async def run(self, model: ModelAccess) -> float | Outcome | None:
-        """Until the episode is over: its reward, or None if the task scores what the model answered.
+        """Play the episode; give its reward, or None if the task scores the answers.
 
         Errors: EnvironmentFailed or ConfigError; any other becomes one. Once the model was refused an answer, since
         there is no room for more, any other is taken for the episode's end instead, with the reward 0.
@@ -61,17 +61,17 @@ class Agent(Protocol):
 
 @runtime_checkable
 class HasKey(Protocol):
-    """An agent whose episode's key must be known before."""
+    """Agent with a key of its own, chosen before the episode."""
 
     api_key: str
 
 
-def check_agent(made: Any) -> Agent:
-    """The same object. Errors: ConfigError for what is no agent, or has a misspelled attribute."""
-    said = f"an agent {type(made).__name__}"
-    check_spelling(said, made, object, ["run"], ["timeout", "api_key"])
-    timeout = getattr(made, "timeout", None)
+def check_agent(agent: Any) -> Agent:
+    """Validate an agent and return it. Errors: ConfigError for what is no agent, or has a misspelled attribute."""
+    label = f"an agent {type(agent).__name__}"
+    check_spelling(label, agent, object, ["run"], ["timeout", "api_key"])
+    timeout = getattr(agent, "timeout", None)
     if isinstance(timeout, bool) or not isinstance(timeout, Real):
-        raise ConfigError(f"{said} has no timeout: give it the seconds that its episode may take")
-    check_signature(f"{said}: run", getattr(made, "run", None), ["model"])
-    return made
+        raise ConfigError(f"{label} has no timeout: give it the seconds that its episode may take")
+    check_signature(f"{label}: run", getattr(agent, "run", None), ["model"])
+    return agent

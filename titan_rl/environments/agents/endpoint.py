@@ -1,4 +1,4 @@
-"""The model as an OpenAI-style server on loopback: what an agent asks here is answered by the run's generators.
+"""OpenAI-style server on loopback, through which agents call the run's generators.
 
     POST /v1/chat/completions    POST /v1/completions    GET /v1/models
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from titan_rl.config.io.printable import printable
 from titan_rl.environments.agents.agent import ModelAccess
-from titan_rl.environments.agents.openai_requests import Asked, Refused, read_chat, read_completion
-from titan_rl.environments.agents.openai_responses import Answered
+from titan_rl.environments.agents.openai_requests import ModelRequest, Refused, read_chat, read_completion
+from titan_rl.environments.agents.openai_responses import ModelResponse
 from titan_rl.environments.conversation.untrusted_json import read_json
 from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
 
@@ -32,20 +32,20 @@ _END_SECONDS = 2
 _SHOWN = 500
 """Characters of why a request is refused."""
 
-Answer = Callable[[Asked], Awaitable[Answered]]
+Handler = Callable[[ModelRequest], Awaitable[ModelResponse]]
 """Errors: Refused."""
 
 
 class Endpoint:
-    """Owns the server, and knows whose each key is."""
+    """HTTP server of a verifier, with a handler for each episode's key."""
 
     def __init__(self, model: str = "policy"):
         self.model = model
-        self._answers: dict[str, Answer] = {}
+        self._handlers: dict[str, Handler] = {}
         self._server: Any = None
 
     async def start(self) -> None:
-        """Errors: OSError, if no socket is to be had."""
+        """Start the server. Errors: OSError without a socket."""
         import uvicorn  # with starlette a tenth of a second, which few runs need
         from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -71,15 +71,15 @@ class Endpoint:
             await self._serving
 
     @contextmanager
-    def open(self, answer: Answer, key: str | None = None) -> Iterator[ModelAccess]:
-        """For an episode; ``key``: its own, if it must be known before."""
+    def open(self, answer: Handler, key: str | None = None) -> Iterator[ModelAccess]:
+        """Register an episode's handler. ``key``: the agent's own (``HasKey``), else a new one."""
         key = key or secrets.token_urlsafe(24)
-        assert key not in self._answers, "a key is of one episode at a time"
-        self._answers[key] = answer
+        assert key not in self._handlers, "a key is of one episode at a time"
+        self._handlers[key] = answer
         try:
             yield ModelAccess(self.base_url, key, self.model)
         finally:
-            del self._answers[key]
+            del self._handlers[key]
 
     def _app(self) -> "Starlette":
         from starlette.applications import Starlette
@@ -87,33 +87,37 @@ class Endpoint:
 
         return Starlette(
             routes=[
-                Route("/v1/chat/completions", self._taking(read_chat), methods=["POST"]),
-                Route("/v1/completions", self._taking(read_completion), methods=["POST"]),
+                Route("/v1/chat/completions", self._route_handler(read_chat), methods=["POST"]),
+                Route("/v1/completions", self._route_handler(read_completion), methods=["POST"]),
                 Route("/v1/models", self._models),
             ]
         )
 
-    def _answer_of(self, request: "Request") -> Answer:
+    def _handler_of(self, request: "Request") -> Handler:
         """Errors: Refused."""
-        given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
-        for key, answer in self._answers.items():
-            if secrets.compare_digest(key.encode(), given.encode()):
+        api_key = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get(
+            "x-api-key", ""
+        )
+        for key, answer in self._handlers.items():
+            if secrets.compare_digest(key.encode(), api_key.encode()):
                 return answer
         raise Refused("the key is of no episode that is under way", "invalid_api_key", 401)
 
-    def _taking(self, read: Callable[[dict[str, Any]], Asked]) -> Callable[["Request"], Awaitable["Response"]]:
+    def _route_handler(
+        self, read: Callable[[dict[str, Any]], ModelRequest]
+    ) -> Callable[["Request"], Awaitable["Response"]]:
         async def take(request: "Request") -> "Response":
             from starlette.responses import JSONResponse, StreamingResponse
 
             try:
-                answer = self._answer_of(request)
-                asked = replace(read(await _body(request)), session=request.headers.get("x-session-id", ""))
-                answered = await _unless_left(request, answer(asked))
+                answer = self._handler_of(request)
+                model_request = replace(read(await _body(request)), session=request.headers.get("x-session-id", ""))
+                response = await _until_disconnect(request, answer(model_request))
             except Refused as refused:
                 return _refusal(refused)
-            if answered.asked.wants_stream:
-                return StreamingResponse(answered.events(self.model), media_type="text/event-stream")
-            return JSONResponse(answered.body(self.model))
+            if response.request.wants_stream:
+                return StreamingResponse(response.events(self.model), media_type="text/event-stream")
+            return JSONResponse(response.body(self.model))
 
         return take
 
@@ -121,7 +125,7 @@ class Endpoint:
         from starlette.responses import JSONResponse
 
         try:
-            self._answer_of(request)
+            self._handler_of(request)
         except Refused as refused:
             return _refusal(refused)
         return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "titan_rl"}]})
@@ -145,23 +149,23 @@ async def _body(request: "Request") -> dict[str, Any]:
     return body
 
 
-async def _unless_left(request: "Request", answering: Awaitable[Answered]) -> Answered:
-    """What nobody waits for any more is not answered: no turn is trained that its agent has not seen."""
+async def _until_disconnect(request: "Request", answering: Awaitable[ModelResponse]) -> ModelResponse:
+    """Cancel a request whose client disconnects: no turn is trained that its agent has not seen."""
     answer = asyncio.ensure_future(answering)
-    left = asyncio.ensure_future(_has_left(request))
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({answer, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise Refused("the connection was closed", status=499)
         return answer.result()
     finally:
-        for task in (answer, left):
+        for task in (answer, disconnect):
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
 
 
-async def _has_left(request: "Request") -> None:
+async def _wait_for_disconnect(request: "Request") -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""Plays an episode that an agent drives: it asks as it likes, and what it was answered is the rollout."""
+"""Episodes of agents: an agent's requests and the model's answers become a rollout."""
 
 import asyncio
 import contextvars
@@ -12,10 +12,10 @@ from titan_rl.config.plugins import what_happened
 from titan_rl.data.text.tokenizer import decoded
 from titan_rl.data.types import Completion, Request, Status
 from titan_rl.environments.agents.agent import Agent, HasKey, ModelAccess, Outcome, check_agent
-from titan_rl.environments.agents.branches import Branches, Continued
+from titan_rl.environments.agents.branches import Branches, Continuation
 from titan_rl.environments.agents.endpoint import Endpoint
-from titan_rl.environments.agents.openai_requests import Asked, Refused, answer_of
-from titan_rl.environments.agents.openai_responses import Answered
+from titan_rl.environments.agents.openai_requests import ModelRequest, Refused, response_message
+from titan_rl.environments.agents.openai_responses import ModelResponse
 from titan_rl.environments.conversation.episode import Episode
 from titan_rl.environments.conversation.player import Player
 from titan_rl.environments.interfaces.environment import EnvironmentFailed, Reply
@@ -23,109 +23,114 @@ from titan_rl.environments.rewards.functions import source_file
 
 Failure = tuple[Status, str]
 _END_SECONDS = 5.0
-"""For an agent that was told to stop."""
+"""For a cancelled agent."""
 
 
 class AgentTookTooLong(Exception):
-    """An agent whose time is over."""
+    """Timeout of an agent."""
 
 
 async def play_agent(player: Player, endpoint: Endpoint, number: int, prompt_tokens: np.ndarray) -> list[Episode]:
-    """One for each of the task's seats, or one. ``number``: the episode's.
+    """Play one agent episode: a rollout for each of the task's seats, or one. ``number``: the episode's.
 
     Errors: what asking the generator raises; whatever else fails is the episode's.
     """
-    asking, outcome, failure = _Asking(player, number), Outcome(), None
+    requests, outcome, failure = _EpisodeRequests(player, number), Outcome(), None
     try:
         async with player.task.sessions or nullcontext():
             agent = check_agent(player.task.agent(player.prompt))
-            with endpoint.open(asking.answer, agent.api_key if isinstance(agent, HasKey) else None) as model:
-                outcome = await asking.until_over(agent, model)
+            with endpoint.open(requests.answer, agent.api_key if isinstance(agent, HasKey) else None) as model:
+                outcome = await requests.run_agent(agent, model)
     except AgentTookTooLong as error:
         failure = "timeout", str(error)
     except (ConfigError, EnvironmentFailed) as error:
         failure = "infra_error", str(error)
-    return [asking.episode(seat, outcome, failure, prompt_tokens) for seat in asking.seats or ("",)]
+    return [requests.episode(seat, outcome, failure, prompt_tokens) for seat in requests.seats or ("",)]
 
 
-def _said(agent: Agent, what: str) -> str:
-    return f"{type(agent).__name__}.run {what}"
+def _run_message(agent: Agent, text: str) -> str:
+    return f"{type(agent).__name__}.run {text}"
 
 
-class _Asking:
+class _EpisodeRequests:
     """One episode's requests."""
 
     def __init__(self, player: Player, sample: int):
         self.player, self.sample = player, sample
         self.branches = Branches(player.tokenizer)
         self.seats: Sequence[str] = player.task.seats
-        self.had_no_room = False
-        self._num_asked = 0
+        self.is_out_of_room = False
+        self._num_requests = 0
         self._is_over = False
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._generator_error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._context = contextvars.copy_context()
         """The episode's own: a request comes in that of the server."""
 
-    async def until_over(self, agent: Agent, model: ModelAccess) -> Outcome:
-        """Errors: AgentTookTooLong; EnvironmentFailed, ConfigError; what asking the generator raises."""
+    async def run_agent(self, agent: Agent, model: ModelAccess) -> Outcome:
+        """Run the agent to its end.
+
+        Errors: AgentTookTooLong; EnvironmentFailed, ConfigError; what asking the generator raises.
+        """
         running = asyncio.create_task(agent.run(model))
         try:
-            both = {running, self._broken}
-            await asyncio.wait(both, timeout=agent.timeout, return_when=asyncio.FIRST_COMPLETED)
-            if self._broken.done():
-                self._broken.result()
+            tasks = {running, self._generator_error}
+            await asyncio.wait(tasks, timeout=agent.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if self._generator_error.done():
+                self._generator_error.result()
             if not running.done():
-                raise AgentTookTooLong(_said(agent, f"did not end within {agent.timeout:g} s"))
+                raise AgentTookTooLong(_run_message(agent, f"did not end within {agent.timeout:g} s"))
             return self._outcome_of(agent, running)
         finally:
             self._is_over = True
             running.cancel()
             await asyncio.wait({running}, timeout=_END_SECONDS)
-            if self._broken.done():
-                self._broken.exception()  # it was told, or comes too late to matter
+            if self._generator_error.done():
+                self._generator_error.exception()  # it was raised already, or comes too late to matter
 
     def _outcome_of(self, agent: Agent, running: asyncio.Task) -> Outcome:
         """Errors: EnvironmentFailed, ConfigError."""
         try:
-            found = running.result()
+            returned = running.result()
         except (ConfigError, EnvironmentFailed):
             raise
-        except Exception as error:  # it may be anybody's code: whatever it raises is told by name
-            if self.had_no_room and self._num_asked:
+        except Exception as error:  # user code: whatever it raises is reported by name
+            if self.is_out_of_room and self._num_requests:
                 return Outcome(0.0)
-            raise EnvironmentFailed(_said(agent, f"failed: {what_happened(error, source_file(agent))}")) from error
-        outcome = found if isinstance(found, Outcome) else Outcome(found)
+            raise EnvironmentFailed(
+                _run_message(agent, f"failed: {what_happened(error, source_file(agent))}")
+            ) from error
+        outcome = returned if isinstance(returned, Outcome) else Outcome(returned)
         try:
             outcome.check()
         except ValueError as error:
-            raise EnvironmentFailed(_said(agent, f"gave {error}")) from None
+            raise EnvironmentFailed(_run_message(agent, f"gave {error}")) from None
         return outcome
 
     def episode(self, seat: str, outcome: Outcome, failure: Failure | None, prompt_tokens: np.ndarray) -> Episode:
-        """What a seat was answered, or all that is not left out."""
-        episode = self.branches.joined(seat, outcome.left_out)
+        """Episode of a seat, or of all sessions that are trained."""
+        episode = self.branches.join(seat, outcome.left_out)
         if episode is None:
             unasked: Failure = ("unasked", "") if seat else ("infra_error", "the agent asked the model nothing")
             episode, failure = Episode(prompt_tokens), failure or unasked
-        episode.seat, episode.failure, episode.cut_short = seat, failure, self.had_no_room
+        episode.seat, episode.failure, episode.cut_short = seat, failure, self.is_out_of_room
         reward = outcome.rewards.get(seat, outcome.reward)
         if reward is not None and failure is None:
-            episode.hear(Reply(reward=reward))
+            episode.record_reply(Reply(reward=reward))
         return episode
 
-    async def answer(self, asked: Asked) -> Answered:
-        """Errors: Refused."""
-        if self.seats and asked.session not in self.seats:
-            raise Refused(f"X-Session-ID = {asked.session!r:.50}: say who asks: one of {', '.join(self.seats)}")
-        to = self.branches.continued(asked)
+    async def answer(self, request: ModelRequest) -> ModelResponse:
+        """Sample an answer to an agent's request. Errors: Refused."""
+        if self.seats and request.session not in self.seats:
+            raise Refused(f"X-Session-ID = {request.session!r:.50}: give a seat: one of {', '.join(self.seats)}")
+        to = self.branches.find_continuation(request)
         prompt = to.prompt
         self._check_room(len(prompt))
-        self._num_asked += 1
-        request = self.player.request(prompt, [self.sample], self._num_asked - 1, asked.max_new_tokens)
-        [completion] = await asyncio.create_task(self._ask(request), context=self._context)
+        self._num_requests += 1
+        sampling = self.player.request(prompt, [self.sample], self._num_requests - 1, request.max_new_tokens)
+        [completion] = await asyncio.create_task(self._ask(sampling), context=self._context)
         if self._is_over:
             raise Refused("the episode is over", "over", 410)
-        return self._answered(asked, to, prompt, completion)
+        return self._respond(request, to, prompt, completion)
 
     def _check_room(self, length: int) -> None:
         """Errors: Refused."""
@@ -133,28 +138,30 @@ class _Asking:
         if not length:
             raise Refused("there is nothing to go on from")
         if length >= sampling.max_tokens:
-            self.had_no_room = True
+            self.is_out_of_room = True
             raise Refused(
                 f"This model's maximum context length is {sampling.max_tokens} tokens, and the request has "
                 f"{length} without an answer.",
                 "context_length_exceeded",
             )
-        if self._num_asked >= sampling.max_turns:
-            self.had_no_room = True
+        if self._num_requests >= sampling.max_turns:
+            self.is_out_of_room = True
             raise Refused(f"an episode has at most rollout.max_turns = {sampling.max_turns} answers", "max_turns")
 
     async def _ask(self, request: Request) -> list[Completion]:
-        """Errors: Refused, when the episode is told why."""
+        """Errors: Refused, with the error kept for the episode."""
         try:
             return await self.player.ask(request)
         except Exception as error:
-            if not self._broken.done():
-                self._broken.set_exception(error)
+            if not self._generator_error.done():
+                self._generator_error.set_exception(error)
             raise Refused("the generator could not answer", "unavailable", 503) from error
 
-    def _answered(self, asked: Asked, to: Continued, prompt: np.ndarray, completion: Completion) -> Answered:
+    def _respond(
+        self, request: ModelRequest, to: Continuation, prompt: np.ndarray, completion: Completion
+    ) -> ModelResponse:
         text = self.player.read(completion)
-        said = answer_of(text, asked)
-        self.branches.add(asked, to, completion, text, said)
+        message = response_message(text, request)
+        self.branches.add(request, to, completion, text, message)
         pieces = [decoded(self.player.tokenizer, [token]) for token in completion.tokens.tolist()]
-        return Answered(asked, prompt, completion, said, pieces)
+        return ModelResponse(request, prompt, completion, message, pieces)

@@ -1,4 +1,4 @@
-"""What an agent asks of the model: OpenAI's two forms of a request, read into one.
+"""Requests of agents: OpenAI's two forms, parsed into one.
 
 How tokens are drawn is the run's own (its temperature, a seed by name), since the trainer must know it: temperature,
 top_p, top_k, seed and the like are passed over. What would change which words the model can choose is refused.
@@ -14,7 +14,7 @@ from titan_rl.environments.conversation.untrusted_json import read_json
 
 
 class Refused(Exception):
-    """An answer that there is not; ``code`` in OpenAI's words, where it has one."""
+    """Refusal of a request; ``code``: OpenAI's name of the error, where it has one."""
 
     def __init__(self, message: str, code: str = "invalid_request", status: int = 400):
         super().__init__(message)
@@ -22,8 +22,8 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Said:
-    """A message as it is compared and written out."""
+class ChatMessage:
+    """Chat message, comparable with others."""
 
     role: str
     content: str
@@ -31,13 +31,13 @@ class Said:
     """Names and arguments, as JSON with its keys in order."""
 
     @property
-    def compared(self) -> tuple:
-        """Equal for messages that say the same: programs trim what they were told."""
+    def comparison_key(self) -> tuple:
+        """Key that is equal for equal messages; white space around text does not count, since programs trim it."""
         return self.role, self.content.strip(), self.calls
 
     @property
     def text(self) -> str:
-        """With its calls, as a model writes them."""
+        """Content and calls, as a model writes them."""
         calls = [
             f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
             for name, arguments in self.calls
@@ -46,10 +46,10 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Either ``messages``, or ``prompt`` as text or tokens."""
+class ModelRequest:
+    """Request of an agent: either ``messages``, or ``prompt`` as text or tokens."""
 
-    messages: tuple[Said, ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
     prompt: str | tuple[int, ...] = ""
     tools: tuple[str, ...] = ()
     """Schemas as JSON."""
@@ -58,7 +58,7 @@ class Asked:
     wants_tokens: bool = False
     wants_stream: bool = False
     session: str = ""
-    """Who asks, where several do in one episode."""
+    """Name of the seat, where several play in one episode."""
 
     @property
     def is_chat(self) -> bool:
@@ -88,20 +88,22 @@ _REFUSED = {
 _ROLES = {"developer": "system", "function": "tool"}
 
 
-def read_chat(body: Mapping[str, Any]) -> Asked:
-    """Errors: Refused."""
+def read_chat(body: Mapping[str, Any]) -> ModelRequest:
+    """Parse the body of a chat completion request. Errors: Refused."""
     _check(body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise Refused("messages: a list of {role, content} is wanted")
-    said = tuple(_said(message) for message in messages)
-    if said[-1].role == "assistant":
+        raise Refused("messages: give a list of {role, content}")
+    parsed = tuple(_message(message) for message in messages)
+    if parsed[-1].role == "assistant":
         raise Refused("messages: the last one is the assistant's: there is nothing to answer")
-    return Asked(messages=said, tools=_schemas(body), **_wanted(body), wants_logprobs=body.get("logprobs") is True)
+    return ModelRequest(
+        messages=parsed, tools=_schemas(body), **_options(body), wants_logprobs=body.get("logprobs") is True
+    )
 
 
-def read_completion(body: Mapping[str, Any]) -> Asked:
-    """Errors: Refused."""
+def read_completion(body: Mapping[str, Any]) -> ModelRequest:
+    """Parse the body of a text completion request. Errors: Refused."""
     _check(body)
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -109,8 +111,8 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
     if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 1 << 31 for token in prompt):
         prompt = tuple(prompt)
     elif not isinstance(prompt, str) or not prompt:
-        raise Refused("prompt: one text, or one list of tokens, is wanted")
-    return Asked(prompt=prompt, **_wanted(body), wants_logprobs=body.get("logprobs") is not None)
+        raise Refused("prompt: give one text, or one list of tokens")
+    return ModelRequest(prompt=prompt, **_options(body), wants_logprobs=body.get("logprobs") is not None)
 
 
 def _check(body: Mapping[str, Any]) -> None:
@@ -119,10 +121,10 @@ def _check(body: Mapping[str, Any]) -> None:
             raise Refused(f"{name} = {body[name]!r:.100}: a run samples from the whole of its policy; leave it out")
 
 
-def _wanted(body: Mapping[str, Any]) -> dict[str, Any]:
+def _options(body: Mapping[str, Any]) -> dict[str, Any]:
     limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
     if any(type(limit) is not int or limit < 1 for limit in limits):
-        raise Refused("max_tokens: a number of 1 or more is wanted")
+        raise Refused("max_tokens: give a number of 1 or more")
     return dict(
         max_new_tokens=limits[0] if limits else None,
         wants_tokens=body.get("return_token_ids") is True,
@@ -130,13 +132,13 @@ def _wanted(body: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _said(message: Any) -> Said:
+def _message(message: Any) -> ChatMessage:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str):
         raise Refused("messages: each is {role, content}")
     calls = message.get("tool_calls") or ()
     try:
-        return Said(_ROLES.get(role, role), _text(message.get("content")), tuple(_called(call) for call in calls))
+        return ChatMessage(_ROLES.get(role, role), _text(message.get("content")), tuple(_call(call) for call in calls))
     except (KeyError, TypeError, ValueError):
         raise Refused("messages: content is text, and tool_calls are functions with their arguments") from None
 
@@ -152,14 +154,14 @@ def _text(content: Any) -> str:
     return content
 
 
-def _called(call: Any) -> tuple[str, str]:
+def _call(call: Any) -> tuple[str, str]:
     """Errors: KeyError, TypeError, ValueError."""
     function = call["function"]
-    return str(function["name"]), in_order(read_json(function["arguments"] or "{}"))
+    return str(function["name"]), canonical_json(read_json(function["arguments"] or "{}"))
 
 
-def in_order(value: Any) -> str:
-    """As JSON, the same for equal values."""
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys, the same for equal values."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
@@ -167,21 +169,23 @@ def _schemas(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Errors: Refused."""
     tools = body.get("tools") or []
     if not isinstance(tools, list):
-        raise Refused("tools: a list of {type: 'function', function: {name, parameters}} is wanted")
+        raise Refused("tools: give a list of {type: 'function', function: {name, parameters}}")
     return () if body.get("tool_choice") == "none" else tuple(map(_schema, tools))
 
 
 def _schema(tool: Any) -> str:
     if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict) or "name" not in tool["function"]:
         raise Refused("tools: each is {type: 'function', function: {name, parameters}}")
-    return in_order(tool)
+    return canonical_json(tool)
 
 
-def answer_of(text: str, asked: Asked) -> Said:
-    """What the agent is told that the model said: a call that cannot be read is text."""
-    read = read_calls(text, "chat", {}) if asked.tools else []
-    calls = tuple((call.name, in_order(call.arguments)) for call in read if isinstance(call, Call))
+def response_message(text: str, request: ModelRequest) -> ChatMessage:
+    """Assistant message for the agent; a malformed call is text."""
+    parsed = read_calls(text, "chat", {}) if request.tools else []
+    calls = tuple((call.name, canonical_json(call.arguments)) for call in parsed if isinstance(call, Call))
     if not calls:
-        return Said("assistant", text)
+        return ChatMessage("assistant", text)
     before, _, _ = text.partition("<tool_call>") if "<tool_call>" in text else ("", "", "")
-    return Said("assistant", before + "".join(call.text for call in read if isinstance(call, Malformed)), calls)
+    return ChatMessage(
+        "assistant", before + "".join(call.text for call in parsed if isinstance(call, Malformed)), calls
+    )

@@ -1,4 +1,4 @@
-"""A completion as OpenAI's two forms have it, with vLLM's names for the tokens."""
+"""Completions in OpenAI's two forms, with vLLM's names for the tokens."""
 
 import json
 import time
@@ -10,39 +10,41 @@ from typing import Any
 import numpy as np
 
 from titan_rl.data.types import Completion
-from titan_rl.environments.agents.openai_requests import Asked, Said
+from titan_rl.environments.agents.openai_requests import ChatMessage, ModelRequest
 
 
 @dataclass(frozen=True)
-class Answered:
-    asked: Asked
+class ModelResponse:
+    """Response to an agent, in OpenAI's form of its request."""
+
+    request: ModelRequest
     prompt: np.ndarray
     """int32 [T]"""
     completion: Completion
-    said: Said
+    message: ChatMessage
     pieces: list[str]
     """The text of each token of the completion."""
 
     def body(self, model: str) -> dict[str, Any]:
-        """Of a response."""
+        """Body of a response."""
         choice: dict[str, Any] = {"index": 0, "finish_reason": self._finish_reason}
-        if self.asked.is_chat:
+        if self.request.is_chat:
             choice |= {"message": self._message(), "logprobs": self._chat_logprobs()}
         else:
-            choice |= {"text": self.said.content, "logprobs": self._logprobs()}
+            choice |= {"text": self.message.content, "logprobs": self._logprobs()}
         return self._about(model, "") | {"choices": [self._with_tokens(choice)], "usage": self._usage()}
 
     def events(self, model: str) -> Iterator[str]:
-        """Of a stream, which has the whole answer in its first."""
+        """Server-sent events of a stream; the first has the whole answer."""
         choice: dict[str, Any] = {"index": 0, "finish_reason": None}
-        if self.asked.is_chat:
+        if self.request.is_chat:
             message = self._message()
             calls = [call | {"index": index} for index, call in enumerate(message.get("tool_calls", []))]
             choice |= {"delta": message | ({"tool_calls": calls} if calls else {}), "logprobs": self._chat_logprobs()}
         else:
-            choice |= {"text": self.said.content, "logprobs": self._logprobs()}
-        about, kind = self._about(model, ".chunk"), "delta" if self.asked.is_chat else "text"
-        end = {"index": 0, "finish_reason": self._finish_reason, kind: {} if self.asked.is_chat else ""}
+            choice |= {"text": self.message.content, "logprobs": self._logprobs()}
+        about, kind = self._about(model, ".chunk"), "delta" if self.request.is_chat else "text"
+        end = {"index": 0, "finish_reason": self._finish_reason, kind: {} if self.request.is_chat else ""}
         for chunk in (
             about | {"choices": [self._with_tokens(choice)]},
             about | {"choices": [end]},
@@ -52,36 +54,44 @@ class Answered:
         yield "data: [DONE]\n\n"
 
     def _about(self, model: str, kind: str) -> dict[str, Any]:
-        form = f"chat.completion{kind}" if self.asked.is_chat else "text_completion"
+        form = f"chat.completion{kind}" if self.request.is_chat else "text_completion"
         return {"id": f"cmpl-{uuid.uuid4().hex}", "object": form, "created": int(time.time()), "model": model}
 
     @property
     def _finish_reason(self) -> str:
-        return "tool_calls" if self.said.calls else self.completion.stop_reason
+        return "tool_calls" if self.message.calls else self.completion.stop_reason
 
     def _message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": self.said.content or None}
-        if not self.said.calls:
-            return message | {"content": self.said.content}
+        message: dict[str, Any] = {"role": "assistant", "content": self.message.content or None}
+        if not self.message.calls:
+            return message | {"content": self.message.content}
         return message | {
             "tool_calls": [
-                {"id": f"call-{uuid.uuid4().hex}", "type": "function", "function": {"name": name, "arguments": given}}
-                for name, given in self.said.calls
+                {
+                    "id": f"call-{uuid.uuid4().hex}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": arguments},
+                }
+                for name, arguments in self.message.calls
             ]
         }
 
     def _usage(self) -> dict[str, int]:
-        read, written = len(self.prompt), len(self.completion.tokens)
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        num_prompt, num_completion = len(self.prompt), len(self.completion.tokens)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+        }
 
     def _with_tokens(self, choice: dict[str, Any]) -> dict[str, Any]:
-        if not self.asked.wants_tokens:
+        if not self.request.wants_tokens:
             return choice
         tokens = {"prompt_token_ids": self.prompt.tolist(), "token_ids": self.completion.tokens.tolist()}
         return choice | tokens
 
     def _chat_logprobs(self) -> dict[str, Any] | None:
-        if not self.asked.wants_logprobs:
+        if not self.request.wants_logprobs:
             return None
         pairs = zip(self.pieces, self.completion.logprobs.tolist(), strict=True)
         return {
@@ -92,7 +102,7 @@ class Answered:
         }
 
     def _logprobs(self) -> dict[str, Any] | None:
-        if not self.asked.wants_logprobs:
+        if not self.request.wants_logprobs:
             return None
         offsets = np.cumsum([0, *map(len, self.pieces)])[:-1].tolist()
         logprobs = self.completion.logprobs.tolist()

@@ -30,7 +30,7 @@ from titan_rl.environments.conversation.session_limit import Sessions
 from titan_rl.environments.prompts.jsonl_task import ListedTask
 from titan_rl.environments.prompts.row_files import DataRow
 from titan_rl.environments.prompts.seeded_task import needs
-from titan_rl.environments.servers.address import in_one_line
+from titan_rl.environments.servers.address import one_line
 
 _WORKER = Path(__file__).with_name("verifiers_worker.py")
 _START_SECONDS = 120.0
@@ -58,7 +58,10 @@ class VerifiersOptions:
 
 
 class VerifiersTask(ListedTask):
-    """Errors: ConfigError, for options when it is made, for the environment when the first prompt is wanted."""
+    """Task of a verifiers environment.
+
+    Errors: ConfigError, for options at once, for the environment with the first prompt.
+    """
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         needs(task, ["env"], "verifiers' own table, with taskset.id at least")
@@ -82,27 +85,29 @@ class VerifiersTask(ListedTask):
         self._process: LineProcess | None = None
 
     def _make_split(self) -> Split[DataRow]:
-        rows = self._list()
+        rows = self._list_tasks()
         if len({key(row.text) for row in rows}) < 2:
             raise ConfigError(
                 f"task.options.env: its taskset has {len(rows)} tasks with one text: it takes two, one to be held out"
             )
         return split_by_share(rows, self.options.held_out_share, "task.options")
 
-    def _list(self) -> list[DataRow]:
+    def _list_tasks(self) -> list[DataRow]:
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 self._command("list"), env=_environment(), capture_output=True, text=True, timeout=_START_SECONDS
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ConfigError(f"task.options.python = {self._python!r}: {in_one_line(error)}") from None
-        if done.returncode:
-            said = (done.stdout or done.stderr).strip().splitlines() or [f"it ended with {done.returncode}"]
-            raise ConfigError(f"task.options.env: {in_one_line(said[-1])}{self._mend(said[-1])}")
-        return [_row(place, json.loads(line)) for place, line in enumerate(done.stdout.splitlines())]
+            raise ConfigError(f"task.options.python = {self._python!r}: {one_line(error)}") from None
+        if completed.returncode:
+            output = (completed.stdout or completed.stderr).strip().splitlines() or [
+                f"it ended with {completed.returncode}"
+            ]
+            raise ConfigError(f"task.options.env: {one_line(output[-1])}{self._mend(output[-1])}")
+        return [_row(place, json.loads(line)) for place, line in enumerate(completed.stdout.splitlines())]
 
-    def _mend(self, said: str) -> str:
-        if "'verifiers'" not in said:
+    def _mend(self, message: str) -> str:
+        if "'verifiers'" not in message:
             return ""
         return (
             f"; {self._python} has none: install verifiers in an environment of its own, and give task.options.python"
@@ -117,7 +122,7 @@ class VerifiersTask(ListedTask):
         return [self._python, str(_WORKER), mode, json.dumps(settings)]
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
-        """The environment has rewarded."""
+        """Empty: the environment has rewarded."""
         return {}
 
     def demonstration(self, prompt: Prompt) -> str:
@@ -143,7 +148,7 @@ class VerifiersTask(ListedTask):
 
 
 class VerifiersAgent:
-    """One episode; it has a key while it lasts, so that the worker keeps as many connections as there are sessions."""
+    """Agent of one episode, whose key is reused: the worker keeps a connection for each session."""
 
     def __init__(self, process: LineProcess, row: dict[str, Any], slot: tuple[int, str], free: list, timeout: float):
         self.process, self.row, self.timeout = process, row, timeout
@@ -151,32 +156,35 @@ class VerifiersAgent:
         self.api_key = slot[1]
 
     async def run(self, model: ModelAccess) -> Outcome:
-        asked = {"task": self.row["task"], "hash": self.row["hash"], "slot": self._slot[0]}
+        """Play the episode in the worker process. Errors: EpisodeFailed."""
+        request = {"task": self.row["task"], "hash": self.row["hash"], "slot": self._slot[0]}
         try:
-            said = json.loads(await self.process.ask(json.dumps(asked | {"url": model.base_url, "key": model.api_key})))
+            reply = json.loads(
+                await self.process.ask(json.dumps(request | {"url": model.base_url, "key": model.api_key}))
+            )
         finally:
             self._free.append(self._slot)
-        if "error" in said:
-            raise EpisodeFailed(in_one_line(said["error"]))
-        return Outcome(finite(said["reward"]), frozenset(said["left_out"]))
+        if "error" in reply:
+            raise EpisodeFailed(one_line(reply["error"]))
+        return Outcome(finite(reply["reward"]), frozenset(reply["left_out"]))
 
 
 class EpisodeFailed(RuntimeError):
-    """As the environment tells it."""
+    """Failure of an episode, in the environment's words."""
 
 
 class _Worker(LineProcess):
-    def _left(self, process: asyncio.subprocess.Process, number: int) -> None:
+    def _cancel(self, process: asyncio.subprocess.Process, number: int) -> None:
         self._write(process, f"{number} null")
 
 
-def _row(place: int, said: dict[str, Any]) -> DataRow:
-    text = "\n".join(message["content"] for message in said["messages"])
-    columns = {"task": place, "hash": said["hash"], "messages": said["messages"]}
-    return DataRow(f"task {place}", columns, text, said["messages"], None)
+def _row(place: int, listed: dict[str, Any]) -> DataRow:
+    text = "\n".join(message["content"] for message in listed["messages"])
+    columns = {"task": place, "hash": listed["hash"], "messages": listed["messages"]}
+    return DataRow(f"task {place}", columns, text, listed["messages"], None)
 
 
 def _environment() -> dict[str, str]:
     """Of the user's own program; what it speaks with on this machine is never behind a proxy."""
-    here = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]))
-    return dict(os.environ) | {"NO_PROXY": here, "no_proxy": here}
+    no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]))
+    return dict(os.environ) | {"NO_PROXY": no_proxy, "no_proxy": no_proxy}

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 def main() -> None:
     mode, settings = sys.argv[1], json.loads(sys.argv[2])
-    says = os.fdopen(os.dup(1), "w", buffering=1)  # what an environment prints is no answer of ours
+    output = os.fdopen(os.dup(1), "w", buffering=1)  # what an environment prints is no answer of ours
     os.dup2(2, 1)
     sys.path[:1] = settings["folders"]  # in the place of this file's folder
     os.environ["PYTHONPATH"] = os.pathsep.join(settings["folders"])  # of servers and programs that are started here
@@ -32,12 +32,12 @@ def main() -> None:
     try:
         worker = Worker(settings)
     except Exception as error:
-        says.write(f"{type(error).__name__}: {' '.join(str(error).split())}\n")
+        output.write(f"{type(error).__name__}: {' '.join(str(error).split())}\n")
         sys.exit(1)
     if mode == "list":
-        worker.tell(says)
+        worker.list_tasks(output)
     else:
-        asyncio.run(worker.serve(lines, says))
+        asyncio.run(worker.serve(lines, output))
 
 
 class _Lines:
@@ -71,6 +71,8 @@ def _end_with_parent(lines: _Lines) -> None:
 
 
 class Worker:
+    """Owner of the environment and its episodes."""
+
     def __init__(self, settings: dict[str, Any]):
         import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]  # of the user's own environment
 
@@ -79,18 +81,24 @@ class Worker:
         self.tasks = list(itertools.islice(iter(self.env.taskset), settings["tasks"]))
         self.playing: dict[str, asyncio.Task[None]] = {}
 
-    def tell(self, says: TextIO) -> None:
+    def list_tasks(self, output: TextIO) -> None:
+        """Write a JSON line for each task: messages and hash."""
         for task in self.tasks:
-            asked = task.data.prompt
-            said = [{"role": "user", "content": asked}] if isinstance(asked, str) else [_plain(m) for m in asked or ()]
+            content = task.data.prompt
+            messages = (
+                [{"role": "user", "content": content}]
+                if isinstance(content, str)
+                else [_plain(m) for m in content or ()]
+            )
             if task.data.system_prompt:
-                said = [{"role": "system", "content": task.data.system_prompt}, *said]
-            says.write(json.dumps({"messages": said, "hash": task.hash}) + "\n")
+                messages = [{"role": "system", "content": task.data.system_prompt}, *messages]
+            output.write(json.dumps({"messages": messages, "hash": task.hash}) + "\n")
 
-    async def serve(self, lines: _Lines, says: TextIO) -> None:
+    async def serve(self, lines: _Lines, output: TextIO) -> None:
+        """Play episodes side by side, as requests come in."""
         queue = lines.begin()
         async with self.env.serving():
-            says.write('"ready"\n')
+            output.write('"ready"\n')
             while True:
                 number, _, text = (await queue.get()).partition(" ")
                 request = json.loads(text)
@@ -98,15 +106,15 @@ class Worker:
                     if number in self.playing:
                         self.playing[number].cancel()
                     continue
-                self.playing[number] = asyncio.create_task(self._answer(number, request, says))
+                self.playing[number] = asyncio.create_task(self._answer(number, request, output))
                 self.playing[number].add_done_callback(lambda _, number=number: self.playing.pop(number, None))
 
-    async def _answer(self, number: str, request: dict[str, Any], says: TextIO) -> None:
+    async def _answer(self, number: str, request: dict[str, Any], output: TextIO) -> None:
         try:
-            said = await self._play(request)
+            reply = await self._play(request)
         except Exception as error:
-            said = {"error": f"{type(error).__name__}: {error}"}
-        says.write(f"{number} {json.dumps(said)}\n")
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        output.write(f"{number} {json.dumps(reply)}\n")
 
     async def _play(self, request: dict[str, Any]) -> dict[str, Any]:
         task = self.tasks[request["task"]] if request["task"] < len(self.tasks) else None

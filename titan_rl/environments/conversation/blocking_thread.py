@@ -15,36 +15,41 @@ from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.mesh.processes.background import retrieve_exception
 
 MAX_LATE = 16
-"""Calls that nobody waits for any more, in a process."""
+"""Timed-out calls that a process may have."""
 _late: list[Future] = []
 
 
 def num_late() -> int:
+    """Number of timed-out calls of this process that have not returned."""
     _late[:] = [result for result in _late if not result.done()]
     return len(_late)
 
 
-class OwnThread:
-    """Errors of all calls: what the function raises; EnvironmentFailed when it takes too long, or did before."""
+class BlockingThread:
+    """Daemon thread for all calls to one blocking object.
+
+    Errors of all calls: what the function raises; EnvironmentFailed when it takes too long, or did before.
+    """
 
     def __init__(self, name: str):
         self.name = name
-        self._asked: queue.SimpleQueue[tuple[Future, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: Future | None = None
 
-    async def call(self, what: str, function: Callable[[], Any], seconds: float) -> Any:
+    async def call(self, label: str, function: Callable[[], Any], seconds: float) -> Any:
+        """Run the function in the thread; ``seconds``: deadline; ``label``: name of the call in errors."""
         self._start()
-        result = self._ask(function)
+        result = self._submit(function)
         waiting = asyncio.wrap_future(result)
         waiting.add_done_callback(retrieve_exception)  # it may fail after we stopped waiting
         try:
-            done, _ = await asyncio.wait({waiting}, timeout=seconds)
+            finished, _ = await asyncio.wait({waiting}, timeout=seconds)
         finally:
             if not result.done():
                 _late.append(result)
-        if not done:
-            raise EnvironmentFailed(f"{self.name}: {what} did not end within {seconds:g} s")
+        if not finished:
+            raise EnvironmentFailed(f"{self.name}: {label} did not end within {seconds:g} s")
         return waiting.result()
 
     def _start(self) -> None:
@@ -61,14 +66,14 @@ class OwnThread:
     def _is_late(self) -> bool:
         return self._last is not None and not self._last.done()
 
-    def _ask(self, function: Callable[[], Any]) -> Future:
+    def _submit(self, function: Callable[[], Any]) -> Future:
         self._last = Future()
-        self._asked.put((self._last, function))
+        self._calls.put((self._last, function))
         return self._last
 
     def _serve(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            result, function = asked
+        while (item := self._calls.get()) is not None:
+            result, function = item
             result.set_running_or_notify_cancel()
             try:
                 value = function()
@@ -78,13 +83,13 @@ class OwnThread:
                 result.set_result(value)
 
     async def end(self, function: Callable[[], Any], seconds: float) -> None:
-        """One more call, and the thread is over; not waited for behind a call that is late."""
+        """Make a last call and end the thread; not awaited behind a timed-out call."""
         if self._thread is None:
             return
         try:
             if self._is_late:
-                self._ask(function)
+                self._submit(function)
             else:
                 await self.call("its end", function, seconds)
         finally:
-            self._asked.put(None)
+            self._calls.put(None)

@@ -16,6 +16,8 @@ from titan_rl.environments.interfaces.score import Score
 
 
 class Episode:
+    """Tokens of one rollout with provenance, logprobs and policy versions (each [T]), and its turns."""
+
     def __init__(self, prompt_tokens: np.ndarray):
         self._begin(prompt_tokens, np.full(len(prompt_tokens), Provenance.TEMPLATE, np.int8))
         self.turns: list[Turn] = []
@@ -23,13 +25,13 @@ class Episode:
         self.cut_short = False
         """Whether the conversation would have gone on, but there was no room left."""
         self.failure: tuple[Status, str] | None = None
-        """How and with what the environment or the chat template failed, if one did: then there is no reward."""
+        """Status and message of a failed environment or chat template; such an episode has no reward."""
         self.branches: list[int] = []
-        """Where each begins, if it is several conversations that do not see each other."""
+        """Start of each branch, if the rollout has several conversations."""
         self.seat = ""
-        """Whose it is, where several play."""
+        """Name of the player, where several play."""
         self.rewards: list[float | None] = []
-        self.said: list[str] = []
+        self.transcript: list[str] = []
 
     def _append(self, tokens: np.ndarray, provenance: np.ndarray, logprobs: np.ndarray, versions: np.ndarray) -> None:
         self.tokens = np.concatenate([self.tokens, tokens]).astype(np.int32)
@@ -43,64 +45,68 @@ class Episode:
         self.versions = np.full(len(tokens), -1, np.int32)
 
     def open(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
-        """What the environment says before the first answer. ``tokens``: the prompt's, with these words in it."""
+        """Add the environment's opening messages. ``tokens``: [T] of the prompt with these messages."""
         self._begin(tokens, provenance)
-        self._say(messages)
+        self._append_to_transcript(messages)
 
     def add_completion(self, completion: Completion, text: str) -> None:
+        """Append one answer of the model; ``text``: its decoded tokens."""
         start = len(self.tokens)
-        wrote = np.full(len(completion.tokens), Provenance.MODEL)
-        self._append(completion.tokens, wrote, completion.logprobs, completion.versions)
+        origin = np.full(len(completion.tokens), Provenance.MODEL)
+        self._append(completion.tokens, origin, completion.logprobs, completion.versions)
         self.turns.append(Turn(start, len(self.tokens), completion.stop_reason))
         self.answers.append(text)
-        self.said.append(text)
+        self.transcript.append(text)
 
-    def hear(self, reply: Reply) -> None:
-        """What the environment makes of the latest answer, but for its words."""
+    def record_reply(self, reply: Reply) -> None:
+        """Record reward and tool calls of the reply to the latest answer; ``add_reply`` adds its messages."""
         self.rewards.append(reply.reward)
         self.turns[-1] = replace(self.turns[-1], calls=tuple(reply.calls))
 
-    def _say(self, messages: Sequence[Message]) -> None:
-        self.said += [f"> {message['content'].strip()}" for message in messages]
+    def _append_to_transcript(self, messages: Sequence[Message]) -> None:
+        self.transcript += [f"> {message['content'].strip()}" for message in messages]
 
     def fork(self, num_answers: int) -> "Episode":
-        """Another one with the same beginning, up to the end of that many answers, which are trained here alone."""
+        """New episode with the same first ``num_answers`` answers, marked as repeated so that they are trained once."""
         stop = self.turns[num_answers - 1].stop
         fork = Episode(self.tokens[:stop])
-        written = self.provenance[:stop]
-        fork.provenance = np.where(written == Provenance.MODEL, Provenance.REPEATED, written).astype(np.int8)
+        origin = self.provenance[:stop]
+        fork.provenance = np.where(origin == Provenance.MODEL, Provenance.REPEATED, origin).astype(np.int8)
         return fork
 
     @property
     def last_branch(self) -> np.ndarray:
-        """Its tokens; all, if there is but one."""
+        """Tokens [T] of the last branch; all, if there is one."""
         return self.tokens[self.branches[-1] if self.branches else 0 :]
 
     def join(self, other: "Episode") -> None:
-        """Another conversation of the same rollout, as a further branch behind those that are here."""
+        """Append another conversation of the same rollout as a branch."""
         start = len(self.tokens)
         self.branches = [*(self.branches or [0]), start]
         self._append(other.tokens, other.provenance, other.logprobs, other.versions)
         self.turns += [replace(turn, start=turn.start + start, stop=turn.stop + start) for turn in other.turns]
         self.rewards += [None] * (len(self.answers) - len(self.rewards)) + other.rewards
         self.answers += other.answers
-        self.said += other.said
+        self.transcript += other.transcript
 
     def add_reply(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
-        self._say(messages)
+        """Append the environment's messages, encoded as ``tokens`` [T]."""
+        self._append_to_transcript(messages)
         self._append(tokens, provenance, np.zeros(len(tokens)), np.full(len(tokens), -1))
 
     def _with_rewards(self, score: Score) -> Score:
-        """The task's score, and what the environment gave for each answer."""
+        """Task score plus the environment's reward of each answer."""
         if score.status != "ok" or all(reward is None for reward in self.rewards):
             return score
-        given = np.zeros(len(self.answers))
-        given[: len(self.rewards)] = [reward or 0.0 for reward in self.rewards]
-        turn_rewards = (given + (score.turn_rewards or 0.0)).tolist()
-        return replace(score, parts=score.parts | {"environment": sum(given.tolist())}, turn_rewards=turn_rewards)
+        answer_rewards = np.zeros(len(self.answers))
+        answer_rewards[: len(self.rewards)] = [reward or 0.0 for reward in self.rewards]
+        turn_rewards = (answer_rewards + (score.turn_rewards or 0.0)).tolist()
+        return replace(
+            score, parts=score.parts | {"environment": sum(answer_rewards.tolist())}, turn_rewards=turn_rewards
+        )
 
     def finish(self, prompt: Prompt, sample: int, score: Score, judged: Score | None = None) -> Rollout:
-        """``score``: the task's; ``judged``: a reward model's, which takes its place. Both must be there."""
+        """Rollout of the finished episode. ``score``: the task's; ``judged``: a reward model's, which replaces it."""
         task_score = Score(self.failure[0], {}, self.failure[1]) if self.failure else self._with_rewards(score)
         is_judged = judged is not None and task_score.status == "ok"
         score = judged if judged is not None and is_judged else task_score
@@ -118,7 +124,7 @@ class Episode:
             reward_parts=score.parts,
             turn_rewards=[] if is_judged else score.turn_rewards,
             task_reward=task_score.reward if is_judged else None,
-            text="\n".join(self.said),
+            text="\n".join(self.transcript),
             failure=score.message or task_score.message,
             grade=task_score.reward if is_judged and task_score.grade is None else task_score.grade,
             branches=self.branches,

@@ -1,6 +1,6 @@
-"""A process that is asked by lines, and started anew whenever it dies or hangs.
+"""Child process with one line for each request and reply, restarted when it dies or hangs.
 
-One numbered line in for each question, one out, in any order; the first that it says is ``"ready"``. Lines, and no
+One numbered line in for each request, one out, in any order; the first line out is ``"ready"``. Lines, and no
 pickles, because what comes back from a process that a hostile answer went through must not be able to run anything.
 """
 
@@ -16,16 +16,18 @@ from titan_rl.mesh.processes.processes import is_stopped
 
 _PATROL_SECONDS = 0.4
 _PATIENCE_SECONDS = 5.0
-"""Beyond the deadline of a question, until a process that says nothing is held for hung."""
+"""Beyond the deadline of a request, until a silent process counts as hung."""
 _END_SECONDS = 1.0
 _LINE_BYTES = 2 << 20
 
 
-class ProcessGone(RuntimeError):
-    """The process died before it had answered."""
+class ProcessDied(RuntimeError):
+    """Death of the process before its reply."""
 
 
 class LineProcess:
+    """Owner of the child process: starts it, pairs replies with requests, and restarts it."""
+
     def __init__(
         self,
         name: str,
@@ -34,19 +36,19 @@ class LineProcess:
         timeout: float,
         start_seconds: float,
     ):
-        """``environment``: all that it has of one. ``timeout``: seconds for an answer, which the other end holds to."""
+        """``environment``: all its variables. ``timeout``: seconds for a reply, kept by the child itself."""
         self.name, self.command, self.environment = name, tuple(command), dict(environment)
         self.timeout, self.start_seconds = timeout, start_seconds
         self.process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
-        self._asked: dict[int, asyncio.Future[str]] = {}
+        self._pending: dict[int, asyncio.Future[str]] = {}
         self._count = 0
-        self._heard = 0.0
+        self._last_output = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def start(self) -> None:
-        """Errors: DeadlineError or RuntimeError if the process does not come up, or this was closed."""
+        """Start the process. Errors: DeadlineError or RuntimeError if it does not come up, or this was closed."""
         async with self._starting:
             if self.process is None:
                 await self._start()
@@ -72,78 +74,82 @@ class LineProcess:
         except BaseException:  # cancelled included: a process that is not ready must not be taken for one
             await _end(process)
             raise
-        self.process, self._heard = process, time.monotonic()
-        for work in (self._listen(process), self._patrol(process)):
+        self.process, self._last_output = process, time.monotonic()
+        for work in (self._listen(process), self._watch(process)):
             task = asyncio.create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Until it dies; then whoever waits is told, and another is started at once."""
+        """Deliver replies until the process dies; then fail pending requests and restart it."""
         with suppress(ValueError):  # a line without end: it is not what we started any more
             while line := await _stdout(process).readline():
-                self._heard = time.monotonic()
-                number, _, said = line.decode(errors="replace").partition(" ")
-                asked = self._asked.pop(int(number), None)
-                if asked is not None and not asked.done():
-                    asked.set_result(said)
+                self._last_output = time.monotonic()
+                number, _, reply = line.decode(errors="replace").partition(" ")
+                future = self._pending.pop(int(number), None)
+                if future is not None and not future.done():
+                    future.set_result(reply)
         await _end(process)
         if self.process is process:
             self.process = None
-            self._tell_all(ProcessGone(f"{self.name} died"))
-            with suppress(Exception):  # whoever asks next tries again, and is told
+            self._fail_pending(ProcessDied(f"{self.name} died"))
+            with suppress(Exception):  # the next request tries again, and raises
                 await self.start()
 
-    async def _patrol(self, process: asyncio.subprocess.Process) -> None:
-        """A process that is stopped, or says nothing for long, is as good as dead."""
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill a process that is stopped, or silent beyond its deadline."""
         was_stopped = False
         while process.returncode is None:
             await asyncio.sleep(_PATROL_SECONDS)
             stopped = is_stopped(process.pid)
-            is_silent = bool(self._asked) and time.monotonic() > self._heard + self.timeout + _PATIENCE_SECONDS
+            is_silent = bool(self._pending) and time.monotonic() > self._last_output + self.timeout + _PATIENCE_SECONDS
             if is_silent or stopped and was_stopped:
                 await _end(process)
             was_stopped = stopped
 
-    def _tell_all(self, error: Exception) -> None:
-        asked, self._asked = self._asked, {}
-        for future in asked.values():
+    def _fail_pending(self, error: Exception) -> None:
+        pending, self._pending = self._pending, {}
+        for future in pending.values():
             if not future.done():
                 future.set_exception(error)
 
     async def stop(self) -> None:
+        """End the process; the next request starts another."""
         process, self.process = self.process, None
         if process is not None:
             await _end(process)
-        self._tell_all(RuntimeError(f"{self.name} was closed"))
+        self._fail_pending(RuntimeError(f"{self.name} was closed"))
 
     async def close(self) -> None:
-        """For good: whoever still waits for an answer gets an error, and no process is started for them."""
+        """Stop for good: pending requests fail, and no process is started again."""
         self._is_closed = True
         await self.stop()
 
     async def ask(self, line: str) -> str:
-        """Errors: ProcessGone; RuntimeError when closed, DeadlineError or RuntimeError if it does not start."""
+        """Send a line and await its reply.
+
+        Errors: ProcessDied; RuntimeError when closed, DeadlineError or RuntimeError if it does not start.
+        """
         await self.start()
         self._count += 1
-        number, asked = self._count, asyncio.get_running_loop().create_future()
-        if not self._asked:
-            self._heard = time.monotonic()
-        self._asked[number] = asked
+        number, future = self._count, asyncio.get_running_loop().create_future()
+        if not self._pending:
+            self._last_output = time.monotonic()
+        self._pending[number] = future
         try:
             assert self.process is not None, "it has just been started, and nothing was awaited since"
             self._write(self.process, f"{number} {line}")
-            return await asked
+            return await future
         finally:
-            if self._asked.pop(number, None) is not None and self.process is not None:
-                self._left(self.process, number)
+            if self._pending.pop(number, None) is not None and self.process is not None:
+                self._cancel(self.process, number)
 
     def _write(self, process: asyncio.subprocess.Process, line: str) -> None:
         assert process.stdin is not None, "it is a pipe"
         process.stdin.write(f"{line}\n".encode())
 
-    def _left(self, process: asyncio.subprocess.Process, number: int) -> None:
-        """Nobody waits for this answer any more."""
+    def _cancel(self, process: asyncio.subprocess.Process, number: int) -> None:
+        """Hook: the request was cancelled by its caller."""
 
 
 def _stdout(process: asyncio.subprocess.Process) -> asyncio.StreamReader:

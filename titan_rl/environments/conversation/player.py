@@ -1,4 +1,4 @@
-"""Plays one prompt's episodes: asks the generator for turns, and their environments for replies."""
+"""Episodes of one prompt: turns from the generator, replies from environments."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
@@ -23,13 +23,13 @@ from titan_rl.mesh.processes.deadlines import DeadlineError, within
 Ask = Callable[[Request], Awaitable[list[Completion]]]
 
 
-class TooLong(Exception):
-    """What an environment says first leaves no room for an answer."""
+class PromptTooLong(Exception):
+    """Opening messages of an environment that leave no room for an answer."""
 
 
 @dataclass(frozen=True)
 class Player:
-    """What it takes to play them."""
+    """Player of one prompt's episodes, with all settings."""
 
     prompt: Prompt
     task: Task
@@ -41,7 +41,7 @@ class Player:
     is_chat: bool
 
     async def first_turns(self, prompt_tokens: np.ndarray) -> list[Episode]:
-        """The beginnings of all samples; without an answer yet where environments speak first."""
+        """Episodes of all samples with their first answers, or without, where environments speak first."""
         samples = range(self.sampling.num_samples)
         episodes = [Episode(prompt_tokens) for _ in samples]
         if self.task.speaks_first:
@@ -52,13 +52,13 @@ class Player:
         return episodes
 
     async def play(self, episode: Episode, sample: int) -> None:
-        """Until the episode is over, there is no room left, or something fails."""
+        """Play an episode until it ends, is out of room, or fails."""
         try:
             async with self.task.sessions or nullcontext(), self._environment() as environment:
                 self._open(episode, await self._call(environment, "reset"))
                 if not episode.turns:
                     await self._answer(episode, sample)
-                while await self._goes_on(episode, environment):
+                while await self._step(episode, environment):
                     await self._answer(episode, sample)
         except (ConfigError, EnvironmentFailed) as error:
             episode.failure = "infra_error", str(error)
@@ -76,16 +76,16 @@ class Player:
             await self._call(environment, "close")
 
     def _open(self, episode: Episode, opening: Reply | None) -> None:
-        """Errors: EnvironmentFailed, TooLong."""
+        """Errors: EnvironmentFailed, PromptTooLong."""
         if opening is None:
             return
         if not self.task.speaks_first or not isinstance(opening, Reply):
-            said = "its task must say speaks_first = True" if isinstance(opening, Reply) else "give a Reply, or None"
-            raise EnvironmentFailed(f"an environment's reset gave {shown(opening)}: {said}")
-        asked = self.task.messages(self.prompt), self.task.tools_of(self.prompt)
-        tokens, provenance = encode_opening(self.tokenizer, *asked, opening.messages)
+            hint = "its task must say speaks_first = True" if isinstance(opening, Reply) else "give a Reply, or None"
+            raise EnvironmentFailed(f"an environment's reset gave {shown(opening)}: {hint}")
+        conversation = self.task.messages(self.prompt), self.task.tools_of(self.prompt)
+        tokens, provenance = encode_opening(self.tokenizer, *conversation, opening.messages)
         if len(tokens) >= self.sampling.max_tokens:
-            raise TooLong
+            raise PromptTooLong
         episode.open(opening.messages, tokens, provenance)
 
     async def _answer(self, episode: Episode, sample: int) -> None:
@@ -93,27 +93,27 @@ class Player:
         episode.add_completion(completion, self.read(completion))
 
     async def _call(self, environment: Environment, name: str, *arguments: str) -> Any:
-        said = f"{type(environment).__name__}.{name}"
+        label = f"{type(environment).__name__}.{name}"
         try:
-            doing = getattr(environment, name)(*arguments)
-            return await within(self.step_timeout, f"{said} in an episode of {self.prompt.id}", doing)
+            call = getattr(environment, name)(*arguments)
+            return await within(self.step_timeout, f"{label} in an episode of {self.prompt.id}", call)
         except (ConfigError, EnvironmentFailed, DeadlineError):
             raise
-        except Exception as error:  # it may be anybody's code: whatever it raises is told by name
-            raise EnvironmentFailed(f"{said}: {what_happened(error, source_file(environment))}") from error
+        except Exception as error:  # user code: whatever it raises is reported by name
+            raise EnvironmentFailed(f"{label}: {what_happened(error, source_file(environment))}") from error
 
-    async def _goes_on(self, episode: Episode, environment: Environment) -> bool:
+    async def _step(self, episode: Episode, environment: Environment) -> bool:
         """Whether the environment replied and the model is to answer."""
         if episode.turns[-1].stop_reason == "length":  # what was cut in the middle is no answer to act upon
             return False
         reply = await self._call(environment, "step", episode.answers[-1])
         if not isinstance(reply, Reply):
             raise EnvironmentFailed(f"{type(environment).__name__}.step gave {shown(reply)}: give a Reply")
-        episode.hear(reply)
+        episode.record_reply(reply)
         if not reply.messages:
             return False
-        asked = {"is_chat": self.is_chat, "tools": self.task.tools_of(self.prompt)}
-        tokens, provenance = encode_reply(self.tokenizer, reply.messages, int(episode.tokens[-1]), **asked)
+        options = {"is_chat": self.is_chat, "tools": self.task.tools_of(self.prompt)}
+        tokens, provenance = encode_reply(self.tokenizer, reply.messages, int(episode.tokens[-1]), **options)
         has_turns = len(episode.turns) < self.sampling.max_turns
         if not has_turns or len(episode.tokens) + len(tokens) >= self.sampling.max_tokens:
             episode.cut_short = True
@@ -122,12 +122,13 @@ class Player:
         return True
 
     def request(self, tokens: np.ndarray, samples: range | list[int], turn: int, at_most: int | None = None) -> Request:
-        """``at_most``: tokens that are wanted, if fewer than there is room for."""
+        """Generator request for a turn of these samples. ``at_most``: limit of new tokens, below the room left."""
         seeds = [named_seed(self.seed, self.prompt.id, sample, turn) for sample in samples]
         room = min(self.sampling.max_new_tokens, self.sampling.max_tokens - len(tokens))
         return Request(tokens, seeds, room if at_most is None else min(at_most, room), self.sampling.temperature)
 
     def read(self, completion: Completion) -> str:
+        """Decode an answer, without its end token."""
         return read_answer(self.tokenizer, completion.tokens, ended=completion.stop_reason == "stop")
 
 

@@ -9,8 +9,10 @@ from titan_rl.environments.interfaces.environment import EnvironmentFailed
 
 
 class Sessions:
-    """``async with`` it for an episode. Errors: EnvironmentFailed if its turn does not come within ``seconds``: it was
-    not played, so it is no wrong answer."""
+    """Semaphore for episodes, entered by ``async with``.
+
+    Errors: EnvironmentFailed if no session is free within ``seconds``: an unplayed episode is no wrong answer.
+    """
 
     def __init__(self, limit: int, seconds: float):
         self.limit, self.seconds = limit, seconds

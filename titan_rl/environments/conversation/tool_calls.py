@@ -1,4 +1,4 @@
-"""Calls of tools in what a model wrote, by the text that it sampled.
+"""Tool calls in a model's answer, parsed from its text.
 
 chat      <tool_call>{"name": "calc", "arguments": {"expression": "2+3"}}</tool_call>, any number of them, as Hermes,
           Qwen and others write it; or an answer that is nothing but such an object, or a list of them, as Llama does.
@@ -27,18 +27,24 @@ _RECORDED = 2000
 
 @dataclass(frozen=True)
 class Call:
+    """Tool call with its arguments."""
+
     name: str
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Malformed:
+    """Tool call that cannot be parsed."""
+
     text: str
     why: str
-    """What the model is told."""
+    """Error message for the model."""
 
 
 class HasParameters(Protocol):
+    """Tool, as far as the parser needs it."""
+
     @property
     def parameters(self) -> dict[str, Any]:
         """JSON schema of its arguments."""
@@ -46,7 +52,7 @@ class HasParameters(Protocol):
 
 
 def read_calls(answer: str, style: Style, tools: Mapping[str, HasParameters]) -> list[Call | Malformed]:
-    """The answer's calls, in order; none if it makes none."""
+    """Tool calls of an answer, in order."""
     answer = answer.strip()
     if style == "compact":
         return _compact(answer, tools)
@@ -56,13 +62,13 @@ def read_calls(answer: str, style: Style, tools: Mapping[str, HasParameters]) ->
 
 
 def _compact(answer: str, tools: Mapping[str, HasParameters]) -> list[Call | Malformed]:
-    found = _COMPACT.fullmatch(answer)
-    if found is None or found[1] not in tools:
+    match = _COMPACT.fullmatch(answer)
+    if match is None or match[1] not in tools:
         return []
-    [argument, *others] = (properties := tools[found[1]].parameters.get("properties", {})) or [None]
-    if others or (argument is None and found[2]):
-        return [Malformed(answer[:_SHOWN], f"{found[1]} takes other than one argument, and cannot be called so")]
-    return [Call(found[1], {} if argument is None else {argument: _typed(found[2], properties[argument])})]
+    [argument, *further] = (properties := tools[match[1]].parameters.get("properties", {})) or [None]
+    if further or (argument is None and match[2]):
+        return [Malformed(answer[:_SHOWN], f"{match[1]} takes other than one argument, and cannot be called so")]
+    return [Call(match[1], {} if argument is None else {argument: _typed(match[2], properties[argument])})]
 
 
 def _typed(text: str, schema: Any) -> Any:
@@ -98,19 +104,19 @@ def _bare(answer: str) -> list[Call | Malformed]:
         return []
     try:
         value = read_json(answer)
-        return [_call(each) for each in (value if isinstance(value, list) else [value])]
+        return [_call(call) for call in (value if isinstance(value, list) else [value])]
     except ValueError:
         return []
 
 
-def words_beside_calls(answer: str, style: Style, asked: list[Call | Malformed]) -> str:
-    """What the answer says besides its calls: all of it where it makes none; a call that cannot be read is words."""
-    if not any(isinstance(call, Call) for call in asked):
+def text_beside_calls(answer: str, style: Style, calls: list[Call | Malformed]) -> str:
+    """Text of an answer without its calls; malformed calls count as text."""
+    if not any(isinstance(call, Call) for call in calls):
         return answer.strip()
-    left = _TAGGED.sub("", answer) if style == "chat" and "<tool_call>" in answer else ""
-    return "\n".join([*filter(None, [left.strip()]), *(call.text for call in asked if isinstance(call, Malformed))])
+    rest = _TAGGED.sub("", answer) if style == "chat" and "<tool_call>" in answer else ""
+    return "\n".join([*filter(None, [rest.strip()]), *(call.text for call in calls if isinstance(call, Malformed))])
 
 
-def shown_arguments(arguments: dict[str, Any]) -> str:
-    """For the record: JSON, or as much of it as is kept."""
+def arguments_json(arguments: dict[str, Any]) -> str:
+    """Arguments as JSON for the record, cut after ``_RECORDED`` characters."""
     return json.dumps(arguments, ensure_ascii=False)[:_RECORDED]

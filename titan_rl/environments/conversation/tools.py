@@ -21,12 +21,12 @@ from titan_rl.config.io.printable import whole_characters
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Style
 from titan_rl.data.types import CallStatus, ToolCall
-from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls, shown_arguments
+from titan_rl.environments.conversation.tool_calls import Call, Malformed, arguments_json, read_calls
 from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.mesh.processes.deadlines import together
 
 MAX_CALLS = 8
-"""Of one answer; what is beyond is told to the model."""
+"""Of one answer; further calls get an error."""
 MAX_RESULT = 4000
 """Characters of a tool's result that the model is shown."""
 _RETRIES = 2
@@ -41,12 +41,12 @@ Schema = dict[str, Any]
 
 
 class ToolError(Exception):
-    """A tool says no to the model: its message is the call's result."""
+    """Error of a tool call by the model's fault: its message is the call's result."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call.
+    """Function for the model to call.
 
     ``run`` takes the arguments by name and gives text, sync or async. It raises ToolError for what the model did wrong;
     whatever else it raises is the machinery's fault, and it is tried again before the episode ends for it.
@@ -58,7 +58,7 @@ class Tool:
     """JSON schema of the arguments, an object's."""
     run: Callable[..., str | Awaitable[str]]
     timeout: float = 10.0
-    """Seconds that a call may take; then that is what the model is told."""
+    """Seconds for a call; the model gets a timeout as its result."""
     retries: int = _RETRIES
 
     def __post_init__(self) -> None:
@@ -69,12 +69,12 @@ class Tool:
 
     @cached_property
     def schema(self) -> Schema:
-        """As chat templates take it."""
+        """Schema for chat templates."""
         about = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": about}
 
     def mistake(self, arguments: dict[str, Any]) -> str | None:
-        """What of the arguments does not fit."""
+        """Schema violation of the arguments, as a message; None if they fit."""
         try:
             error = best_match(Draft202012Validator(self.parameters, registry=_NOTHING_ELSE).iter_errors(arguments))
         except (RecursionError, ArithmeticError) as error:  # what the model wrote is too deep or too large to check
@@ -96,12 +96,13 @@ class Tool:
 
 
 def schema_of(tool: Tool | Schema) -> Schema:
+    """Schema of a tool, or the schema itself."""
     return tool.schema if isinstance(tool, Tool) else tool
 
 
 @dataclass
 class ToolEnvironment(OneAnswer):
-    """An answer that calls tools gets their results, in the order of the calls; one that calls none is the last."""
+    """Environment of tools: results of an answer's calls, in order; an answer without calls is the last."""
 
     tools: Sequence[Tool]
     style: Style = "chat"
@@ -112,16 +113,16 @@ class ToolEnvironment(OneAnswer):
         self.by_name = {tool.name: tool for tool in self.tools}
 
     async def step(self, answer: str) -> Reply:
-        asked = read_calls(answer, self.style, self.by_name)
-        if not asked:
+        parsed = read_calls(answer, self.style, self.by_name)
+        if not parsed:
             return OVER
-        done = await self._results(asked[: MAX_CALLS + 1])
-        messages = [{"role": "tool", "content": self._written(result[:MAX_RESULT])} for result, _ in done]
-        return Reply(messages, calls=[record for _, record in done])
+        results = await self._results(parsed[: MAX_CALLS + 1])
+        messages = [{"role": "tool", "content": self._written(result[:MAX_RESULT])} for result, _ in results]
+        return Reply(messages, calls=[record for _, record in results])
 
-    async def _results(self, asked: Sequence[Call | Malformed]) -> list[tuple[str, ToolCall]]:
+    async def _results(self, calls: Sequence[Call | Malformed]) -> list[tuple[str, ToolCall]]:
         """Side by side; in the order of the calls where tools share a state."""
-        return await together(self._result(number, call) for number, call in enumerate(asked))
+        return await together(self._result(number, call) for number, call in enumerate(calls))
 
     def _written(self, result: str) -> str:
         """Where no template sets it apart, a mark and a line's end do."""
@@ -129,12 +130,12 @@ class ToolEnvironment(OneAnswer):
         return f"={result}\n" if self.style == "compact" else result
 
     async def _result(self, number: int, call: Call | Malformed) -> tuple[str, ToolCall]:
-        """What the model is told, and the record. Errors: EnvironmentFailed."""
+        """Result for the model, and the record. Errors: EnvironmentFailed."""
         start = time.perf_counter()
         if isinstance(call, Malformed):
             return f"error: {call.why}", ToolCall("", call.text, "error", 0.0)
         status, result = await self._run(number, call)
-        record = ToolCall(call.name, shown_arguments(call.arguments), status, time.perf_counter() - start)
+        record = ToolCall(call.name, arguments_json(call.arguments), status, time.perf_counter() - start)
         return result, record
 
     async def _run(self, number: int, call: Call) -> tuple[CallStatus, str]:
@@ -146,14 +147,14 @@ class ToolEnvironment(OneAnswer):
         if mistake := tool.mistake(call.arguments):
             return "error", f"error: {call.name}: {mistake}"
         try:
-            return "ok", await asyncio.wait_for(_tried(tool, call.arguments), tool.timeout)
+            return "ok", await asyncio.wait_for(_run_with_retries(tool, call.arguments), tool.timeout)
         except ToolError as error:
             return "error", f"error: {error}"
         except TimeoutError:
             return "timeout", f"error: {call.name} took longer than {tool.timeout:g} s"
 
 
-async def _tried(tool: Tool, arguments: dict[str, Any]) -> str:
+async def _run_with_retries(tool: Tool, arguments: dict[str, Any]) -> str:
     """Errors: ToolError; EnvironmentFailed when it was tried ``retries`` times more."""
     for attempt in range(tool.retries + 1):
         try:
@@ -163,7 +164,7 @@ async def _tried(tool: Tool, arguments: dict[str, Any]) -> str:
             raise
         except Exception as error:  # whatever the machinery behind a tool raises
             if attempt == tool.retries:
-                said = f"tool {tool.name} failed {attempt + 1} times: {type(error).__name__}: {error}"
-                raise EnvironmentFailed(said) from error
+                message = f"tool {tool.name} failed {attempt + 1} times: {type(error).__name__}: {error}"
+                raise EnvironmentFailed(message) from error
         await asyncio.sleep(_PAUSE_SECONDS * 4**attempt)  # what is behind it may be on its way back
     raise AssertionError("a tool is tried once at least")

@@ -9,7 +9,7 @@ _DEPTH = 100
 
 
 def read_json(text: str) -> Any:
-    """Errors: ValueError, also for NaN, numbers that no float holds, half characters, and nests of 100 or more."""
+    """Parse JSON. Errors: ValueError, also for NaN, overflowing floats, lone surrogates, and a depth of 100."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
@@ -18,7 +18,7 @@ def read_json(text: str) -> Any:
     for _ in range(_DEPTH):
         if not level:
             return value
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for item in level for inner in _inside(item)]
     raise ValueError("nested too deep")
 
 

@@ -18,14 +18,14 @@ from titan_rl.data.types import ToolCall
 
 @dataclass(frozen=True)
 class Reply:
-    """What an environment says to an answer."""
+    """Reply of an environment to one answer."""
 
     messages: list[Message] = field(default_factory=list)
     """``{role, content}`` with the role ``tool`` or ``user``; none: the episode is over."""
     reward: float | None = None
-    """Of the answer, if the environment itself rewards."""
+    """Reward of the answer, if the environment itself rewards."""
     calls: list[ToolCall] = field(default_factory=list)
-    """What came of the tools that the answer called."""
+    """Records of the answer's tool calls."""
 
     def __post_init__(self) -> None:
         """Errors: ValueError."""
@@ -43,26 +43,33 @@ OVER = Reply()
 
 
 class EnvironmentFailed(RuntimeError):
-    """The machinery behind an environment failed, not the model: the rollout is an ``infra_error``."""
+    """Failure of an environment, not of the model: the rollout is an ``infra_error``."""
 
 
 class Environment(Protocol):
+    """Other side of one episode."""
+
     async def reset(self) -> Reply | None:
-        """Before the first answer; a Reply if the task's environments speak first (``speaks_first``, task.py): its
-        messages stand behind the prompt. Errors: as ``step``."""
+        """Begin the episode, with a Reply if the task's environments speak first (``speaks_first``, task.py).
+
+        Its messages stand behind the prompt. Errors: as ``step``.
+        """
         ...
 
     async def step(self, answer: str) -> Reply:
-        """The model's latest answer, as text. Errors: EnvironmentFailed or ConfigError; any other becomes one."""
+        """Reply to the model's latest answer, given as text.
+
+        Errors: EnvironmentFailed or ConfigError; any other becomes one.
+        """
         ...
 
     async def close(self) -> None:
-        """Let go of what it holds. Called once, whatever happened."""
+        """Release all resources. Called once, also after a failure."""
         ...
 
 
 class OneAnswer:
-    """The episode is over with the first answer."""
+    """Environment of an episode with a single answer."""
 
     async def reset(self) -> Reply | None:
         return None
@@ -75,12 +82,12 @@ class OneAnswer:
 
 
 class Replying(OneAnswer):
-    """A function of all answers so far says what comes next; None ends the episode."""
+    """Environment by a function from all answers so far to the next user message; None ends the episode."""
 
     def __init__(self, reply: Callable[[list[str]], str | None]):
         self._reply, self._answers = reply, list[str]()
 
     async def step(self, answer: str) -> Reply:
         self._answers.append(answer)
-        said = self._reply(list(self._answers))
-        return OVER if said is None else Reply([{"role": "user", "content": said}])
+        text = self._reply(list(self._answers))
+        return OVER if text is None else Reply([{"role": "user", "content": text}])

@@ -1,4 +1,4 @@
-"""What an answer earned, or why nobody knows."""
+"""Score of an answer: parts of its reward, or the failure to score it."""
 
 import json
 import math
@@ -11,15 +11,15 @@ from titan_rl.data.types import Status
 
 @dataclass(frozen=True)
 class Score:
-    """Parts of a reward, or why there is none."""
+    """Parts of a reward, or the reason for a missing one."""
 
     status: Status
     parts: dict[str, float]
     message: str = ""
     grade: float | None = None
-    """By ``eval.grader`` (grading.py), if there is one and it could."""
+    """Grade by ``eval.grader`` (grading.py); None without a grader, or after its failure."""
     turn_rewards: list[float] = field(default_factory=list)
-    """Of each answer, if the task gives such; they are in ``parts`` by their sum."""
+    """Reward of each answer, if the task rewards turns; ``parts`` holds their sum."""
 
     @property
     def reward(self) -> float:
@@ -27,7 +27,7 @@ class Score:
 
 
 def read_score(text: str) -> Score:
-    """What a scoring process says of an answer. It may be anything: what is no score is an ``infra_error``."""
+    """Parse a scoring process's reply; anything that is no score becomes an ``infra_error``."""
     try:
         result = json.loads(text)
         parts = {name: finite(part) for name, part in result["parts"].items()}
@@ -37,5 +37,5 @@ def read_score(text: str) -> Score:
         score = Score(result["status"], parts, result["message"], turn_rewards=turns)
         is_finite = math.isfinite(score.reward)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Score("infra_error", {}, "the scorer answered nonsense")
+        return Score("infra_error", {}, "invalid reply of the scorer")
     return score if is_finite else Score("infra_error", {}, f"the scorer gave {score.reward}")

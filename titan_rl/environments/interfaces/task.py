@@ -1,4 +1,4 @@
-"""What a task is: prompts by index, the environment that each is played in, and a score."""
+"""Base class of tasks: prompts by index, an environment for each, and a score."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -25,7 +25,7 @@ REPLYING = ("reply", "environment", "agent")
 
 
 class UserCodeError(ConfigError):
-    """A task or reward function of the user's failed: one line with its name, the exception and the place."""
+    """Failure of the user's task or reward function: one line with its name, the exception and the place."""
 
 
 class Size(NamedTuple):
@@ -36,7 +36,7 @@ class Size(NamedTuple):
 
 
 class Task:
-    """A source of prompts, and what is played and paid for each.
+    """Source of prompts, with the environment and the score of each.
 
     The same (stream, seed, index) always gives the same prompt, in every process. A task has at least ``prompt``,
     ``messages``, ``demonstration`` and ``score``; every other attribute and method is a hook with a default. A task of
@@ -44,7 +44,7 @@ class Task:
     """
 
     tools: Sequence[Tool | Schema] = ()
-    """What the model may call, for the chat template."""
+    """Tools of every prompt, for the chat template."""
     speaks_first: bool = False
     """Whether its environments say something at their reset, so that each sample has a first observation of its own."""
     sessions: AbstractAsyncContextManager[Any] | None = None
@@ -54,8 +54,7 @@ class Task:
 
     @cached_property
     def size(self) -> Size | None:
-        """None: prompts are made without end. Otherwise the stream ``held_out`` has ``size.held_out`` different
-        indices."""
+        """Numbers of prompts; None: endless. The stream ``held_out`` of a finite task has ``size.held_out`` prompts."""
         return None
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
@@ -67,51 +66,51 @@ class Task:
         return seeds.is_held_out(prompt.text)
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
-        """The prompt as plain text, or as chat messages for the model's chat template."""
+        """Plain text of the prompt, or chat messages for the model's chat template."""
         raise NotImplementedError
 
     def demonstration(self, prompt: Prompt) -> str | list[str]:
-        """An answer that earns the full score, for SFT; a list has the answer of each turn."""
+        """Worked answer with the full score, for SFT; a list has the answer of each turn."""
         raise NotImplementedError
 
     def tools_of(self, prompt: Prompt) -> Sequence[Schema]:
-        """Schemas of what may be called in an episode of the prompt."""
+        """Schemas of the tools in an episode of the prompt."""
         return [schema_of(tool) for tool in self.tools]
 
     def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
-        """What a task without an environment of its own says to the latest answer; None ends the episode."""
+        """Next user message after the latest answer, where ``environment`` is not overridden; None ends the episode."""
         return None
 
     def environment(self, prompt: Prompt) -> Environment:
-        """What one sample of the prompt is played in; made anew for each."""
+        """New environment for one sample of the prompt."""
         return Replying(partial(self.reply, prompt))
 
     def agent(self, prompt: Prompt) -> Agent:
-        """What drives the model itself (agents/agent.py), in the place of ``environment``; made anew for each."""
+        """New agent (agents/agent.py) for one sample of the prompt, in the place of ``environment``."""
         raise NotImplementedError
 
     def row(self, prompt: Prompt) -> dict[str, Any]:
-        """What a reward function gets besides the prompt and the answer, e.g. all columns of a data file's row."""
+        """Columns for a reward function, e.g. those of a data file's row."""
         return {"question": prompt.text, "answer": prompt.answer} | prompt.entry
 
     def difficulty(self, prompt: Prompt) -> str | None:
-        """Name of the class that the prompt has its pass rate in common with, for the curriculum (curriculum.py)."""
+        """Name of the prompt's class of pass rates, for the curriculum (curriculum.py)."""
         return None
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
-        """Parts of the reward; they add up to it. 1.0 in all means correct. Runs in a scorer process only.
+        """Parts of the reward, by name; their sum is the reward, and 1.0 means correct. Runs in a scorer process only.
 
         A part that is a list has one number for each answer: rewards of turns (turn_grpo)."""
         raise NotImplementedError
 
     def check_ready(self) -> None:
-        """Called before a run starts, and nowhere else. Errors: ConfigError."""
+        """Check servers and packages before a run starts, and nowhere else. Errors: ConfigError."""
 
     def prepare_scoring(self) -> None:
-        """Called in a scoring process before any answer comes."""
+        """Warm up a scoring process before its first answer."""
 
     async def close(self) -> None:
-        """Called when no more episodes are played."""
+        """Release resources after the last episode."""
 
     # what is asked of a task, and is no hook
 
@@ -127,12 +126,12 @@ class Task:
 
     @property
     def parts(self) -> Mapping[str, "Task"]:
-        """The tasks of a mixture (mixture.py) by their labels; of any other task none."""
+        """Tasks of a mixture (mixture.py) by label; empty for any other task."""
         return {}
 
 
 class TaskWrapper(Task):
-    """A task that does everything as another does; a subclass overrides what it does otherwise."""
+    """Task with all hooks of another; a subclass overrides some."""
 
     def __init__(self, task: Task):
         self.task = task
@@ -199,10 +198,10 @@ class TaskWrapper(Task):
 
 
 def task_of(task: Task, prompt: Prompt) -> Task:
-    """The task itself, or of a mixture (mixture.py) the one that the prompt is of."""
+    """Task of the prompt within a mixture (mixture.py), else the task itself."""
     return task.parts[prompt.task] if prompt.task else task
 
 
 def parts_of(task: Task) -> list[Task]:
-    """The task itself, or those that a mixture is of."""
+    """Tasks of a mixture, else the task itself."""
     return list(task.parts.values()) or [task]

@@ -1,4 +1,4 @@
-"""Curriculum: prompts whose samples were last all right or all wrong are drawn less.
+"""Curriculum: prompts whose latest samples were all right or all wrong are drawn less.
 
 A prompt of the stream is passed over by chance, and its chance of being asked is that of a group of G samples to differ
 at all, by what was seen of its class: 1 - p^G - (1 - p)^G, and never less than ``curriculum.least_chance``. What was
@@ -24,17 +24,17 @@ from titan_rl.data.storage.files import LineFile
 from titan_rl.data.types import Group, Prompt, correct
 from titan_rl.environments.interfaces.task import Task
 
-Seen = dict[str, tuple[int, int]]
-"""Of each class in one step: samples that were right, and samples that were scored."""
+ClassCounts = dict[str, tuple[int, int]]
+"""Right samples and scored samples of each class in one step."""
 
 
 def chance_of_signal(pass_rate: float, group_size: int) -> float:
-    """That independent samples, each right with that probability, are neither all right nor all wrong."""
+    """Probability that a group is neither all right nor all wrong: 1 - p^G - (1 - p)^G."""
     return 1.0 - pass_rate**group_size - (1.0 - pass_rate) ** group_size
 
 
 def class_of(task: Task, prompt: Prompt) -> str:
-    """What the prompt has its pass rate in common with."""
+    """Class of prompts with a common pass rate: difficulty, row or length."""
     if (level := task.difficulty(prompt)) is not None:
         return f"difficulty {level}"
     if task.size is not None:
@@ -43,47 +43,47 @@ def class_of(task: Task, prompt: Prompt) -> str:
 
 
 class Curriculum:
-    """Owns the pass rates that a run has seen, in memory and in its file."""
+    """Owner of a run's pass rates, in memory and in its file."""
 
     def __init__(self, config: CurriculumConfig, task: Task, seed: int, group_size: int, path: Path):
         self.config, self.task, self.seed, self.group_size, self.path = config, task, seed, group_size, path
         self.num_passed_over = 0
-        """Since the last step."""
+        """Prompts passed over since the last step."""
         self._rates: dict[str, float] = {}
         self._file: LineFile | None = None
 
-    def wants(self, prompt: Prompt) -> bool:
-        """Whether to ask it now. A function of the prompt's id and of the steps that are done."""
+    def accepts(self, prompt: Prompt) -> bool:
+        """Whether to sample the prompt now. A function of the prompt's id and of the steps that are done."""
         rate = self._rates.get(class_of(self.task, prompt))
         if rate is None:
             return True
         chance = max(self.config.least_chance, chance_of_signal(rate, self.group_size))
-        is_wanted = named_seed(self.seed, "curriculum", prompt.id) < chance * 2**63
-        self.num_passed_over += not is_wanted
-        return is_wanted
+        is_accepted = named_seed(self.seed, "curriculum", prompt.id) < chance * 2**63
+        self.num_passed_over += not is_accepted
+        return is_accepted
 
     def record(self, step: int, groups: list[tuple[Prompt, Group]]) -> None:
-        """What the groups that were sampled for a step came to. Errors: DiskFull."""
-        seen: Seen = {}
+        """Record right and scored samples of a step's groups. Errors: DiskFull."""
+        counts: ClassCounts = {}
         for prompt, group in groups:
             rewards = [r.true_reward for r in group.rollouts if r.status in ("ok", "truncated")]
-            right, count = seen.get(name := class_of(self.task, prompt), (0, 0))
-            seen[name] = (right + sum(map(correct, rewards)), count + len(rewards))
+            right, count = counts.get(name := class_of(self.task, prompt), (0, 0))
+            counts[name] = (right + sum(map(correct, rewards)), count + len(rewards))
         if self._file is None:
             self._file = LineFile(self.path)
-        self._file.write(json.dumps({"step": step, "seen": seen}))
-        self._learn(seen)
+        self._file.write(json.dumps({"step": step, "seen": counts}))
+        self._update_rates(counts)
         self.num_passed_over = 0
 
-    def go_to(self, step: int) -> None:
-        """As it was after this step, by the file."""
+    def restore(self, step: int) -> None:
+        """Restore the state after a step from the file."""
         self._rates, self.num_passed_over = {}, 0
-        steps = read_seen(self.path)
+        steps = read_class_counts(self.path)
         for number in sorted(number for number in steps if number <= step):
-            self._learn(steps[number])
+            self._update_rates(steps[number])
 
-    def _learn(self, seen: Seen) -> None:
-        for name, (right, count) in seen.items():
+    def _update_rates(self, counts: ClassCounts) -> None:
+        for name, (right, count) in counts.items():
             if count:
                 before, memory = self._rates.get(name, right / count), self.config.memory
                 self._rates[name] = memory * before + (1 - memory) * right / count
@@ -93,9 +93,9 @@ class Curriculum:
             self._file.close()
 
 
-def read_seen(path: Path) -> dict[int, Seen]:
-    """By step; of one that was done again, the last. A line that is none is passed over."""
-    steps: dict[int, Seen] = {}
+def read_class_counts(path: Path) -> dict[int, ClassCounts]:
+    """Class counts by step; the last line of a step counts, and unreadable lines are skipped."""
+    steps: dict[int, ClassCounts] = {}
     for line in read_lines(path) if path.exists() else ():
         try:
             record = json.loads(line)

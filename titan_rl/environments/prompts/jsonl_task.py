@@ -1,4 +1,4 @@
-"""A task from the user's own file: ``[task] name = "jsonl"``, ``[task.options] file = "questions.jsonl"``.
+"""Task of the user's own file: ``[task] name = "jsonl"``, ``[task.options] file = "questions.jsonl"``.
 
 Training goes through the rows epoch by epoch, each time in another order. Held-out rows come from a file of their own
 or are a share of the rows, by a hash of their text; a training row with the text of a held-out one is left out.
@@ -25,7 +25,7 @@ from titan_rl.environments.prompts.row_files import DataRow, read_rows, without_
 
 _SECTION = "task.options"
 HELD_OUT = "held_out"
-"""The stream of held-out rows; all others are of training rows."""
+"""Name of the stream of held-out rows; all others are of training rows."""
 
 
 @dataclass(kw_only=True)
@@ -37,11 +37,11 @@ class RowsOptions:
     held_out_file: str = ""
     """Rows for evaluation only."""
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Without such a file: how much of ``file`` is for evaluation only."""
+    """Share of ``file`` for evaluation only, without ``held_out_file``."""
 
 
 class ListedTask(Task):
-    """Rows as prompts. A prompt carries its row, so that only the maker of prompts has to know them all."""
+    """Task of rows. A prompt carries its row, so that only the maker of prompts has to know them all."""
 
     style: Style
 
@@ -54,7 +54,7 @@ class ListedTask(Task):
 
     @cached_property
     def _split(self) -> Split[DataRow]:
-        """Made when the first prompt is wanted."""
+        """Split, made with the first prompt."""
         return self._make_split()
 
     @cached_property
@@ -74,8 +74,8 @@ class ListedTask(Task):
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
             return prompt.text
-        given = prompt.entry["row"].get("messages")
-        messages = [_only_text(m) for m in given] if given else [dict(role="user", content=prompt.text)]
+        row_messages = prompt.entry["row"].get("messages")
+        messages = [_only_text(m) for m in row_messages] if row_messages else [dict(role="user", content=prompt.text)]
         if not self.system_prompt or any(message["role"] == "system" for message in messages):
             return messages
         return [dict(role="system", content=self.system_prompt), *messages]
@@ -85,9 +85,9 @@ class ListedTask(Task):
 
 
 class RowsTask(ListedTask):
-    """Rows of a data file.
+    """Task of a data file's rows.
 
-    Errors: ConfigError, for options when it is made, for the file when the first prompt is wanted.
+    Errors: ConfigError, for options at once, for the file with the first prompt.
     """
 
     OPTIONS: type[RowsOptions] = RowsOptions
@@ -124,7 +124,7 @@ class RowsTask(ListedTask):
             raise ConfigError(f"{row.place}: an empty 'answer' would pay for saying nothing: fill it in")
 
     def demonstration(self, prompt: Prompt) -> str | list[str]:
-        """Errors: ConfigError if the row has no answer."""
+        """Answer of the row. Errors: ConfigError if it has none."""
         if not prompt.answer.strip():
             raise ConfigError(
                 f"{prompt.entry['place']}: no 'answer' to learn from: fill it in, or set sft.steps = 0 to leave SFT out"

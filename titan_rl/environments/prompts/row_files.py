@@ -1,4 +1,4 @@
-"""Rows of data files become prompts with answers, checked row by row.
+"""Rows of data files as prompts with answers, checked row by row.
 
 A row asks by exactly one of ``prompt``, ``question`` (text) and ``messages`` (a list of {role, content}); ``answer``
 is text or a number. All columns are kept for the reward function. Whatever is wrong is a ConfigError: one line with
@@ -28,19 +28,19 @@ _PROMPTS = ("prompt", "question", "messages")
 
 @dataclass(frozen=True)
 class DataRow:
-    """One row, checked."""
+    """Checked row of a data file."""
 
     place: str
-    """For messages: ``questions.jsonl line 7``."""
+    """Origin, for error messages: ``questions.jsonl line 7``."""
     columns: dict[str, Any]
     text: str
-    """What is asked, as one text."""
+    """The prompt, as one text."""
     messages: list[Message] | None
     answer: str | None
 
 
 def read_rows(path: Path) -> list[DataRow]:
-    """All rows, in order. Errors: ConfigError."""
+    """Read all rows, in order. Errors: ConfigError."""
     try:
         rows = [_check_row(place, columns) for place, columns in read_raw_rows(path)]
     except OSError as error:
@@ -51,23 +51,25 @@ def read_rows(path: Path) -> list[DataRow]:
 
 
 def _check_row(place: str, columns: dict[str, Any]) -> DataRow:
-    given = [name for name in _PROMPTS if columns.get(name) is not None]
-    if not given:
+    present = [name for name in _PROMPTS if columns.get(name) is not None]
+    if not present:
         raise ConfigError(f"{place}: no 'prompt', 'question' or 'messages'; {names(columns, _PROMPTS)}")
-    if len(given) > 1:
-        raise ConfigError(f"{place}: {' and '.join(map(repr, given))}: keep one of them, and give the others new names")
-    [name] = given
+    if len(present) > 1:
+        raise ConfigError(
+            f"{place}: {' and '.join(map(repr, present))}: keep one of them, and give the others new names"
+        )
+    [name] = present
     answer = _answer(place, columns.get("answer"))
     check_finite(place, columns)
     if name == "messages":
-        asked = _asked(place, columns[name])
-        return DataRow(place, columns, joined(asked), asked, answer)
+        conversation = _conversation(place, columns[name])
+        return DataRow(place, columns, joined(conversation), conversation, answer)
     return DataRow(place, columns, text(place, name, columns[name]), None, answer)
 
 
-def without_answer(row: DataRow, wanted_by: str) -> ConfigError:
-    """The mistake of a row that must have an answer."""
-    return ConfigError(f"{row.place}: no 'answer', which {wanted_by}; {names(row.columns, ['answer'])}")
+def without_answer(row: DataRow, reason: str) -> ConfigError:
+    """Error for a row without a required answer."""
+    return ConfigError(f"{row.place}: no 'answer', which {reason}; {names(row.columns, ['answer'])}")
 
 
 def _answer(place: str, value: Any) -> str | None:
@@ -84,8 +86,8 @@ def _answer(place: str, value: Any) -> str | None:
         raise ConfigError(f"{place}: 'answer': {error}") from None
 
 
-def _asked(place: str, value: Any) -> list[Message]:
-    asked = messages(place, "messages", value)
-    if asked[-1]["role"] == "assistant":
+def _conversation(place: str, value: Any) -> list[Message]:
+    conversation = messages(place, "messages", value)
+    if conversation[-1]["role"] == "assistant":
         raise ConfigError(f"{place}: the last of 'messages' is the assistant's own: end with one that it must answer")
-    return asked
+    return conversation

@@ -1,7 +1,7 @@
-"""Tasks whose prompts are seeds of somebody else's environment, which is reset with one and then stepped.
+"""Tasks of external environments: a prompt is a seed, with which an environment is reset and then stepped.
 
 What the environment says at its reset stands behind the prompt, and each answer is an action, until it says that it is
-over or ``max_turns`` answers were given. It rewards, and nobody else does.
+over or ``max_turns`` answers were given. Rewards are its own alone.
 """
 
 import random
@@ -27,10 +27,10 @@ _SEEDS = 2**31
 
 @dataclass(kw_only=True)
 class SteppedOptions:
-    """``[task.options]`` that all of them have."""
+    """``[task.options]`` common to all such tasks."""
 
     prompt: Annotated[str, Field(min_length=1)]
-    """What the model is told before the environment's first words."""
+    """Text before the environment's first observation."""
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 8
     """Answers after which an episode is over, whatever the environment says."""
     sessions: Count = 1
@@ -42,7 +42,7 @@ class SteppedOptions:
 
 
 class SteppedTask(Task):
-    """Prompts without end, each a seed; one in five is held out. Errors: ConfigError."""
+    """Endless task, whose prompts are seeds; one in five is held out. Errors: ConfigError."""
 
     speaks_first = True
     style: Style
@@ -54,8 +54,8 @@ class SteppedTask(Task):
         self.sessions = Sessions(options.sessions, options.session_timeout)
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
-        drawn = random.Random(f"{stream} {seed} {index}").randrange(_SEEDS)
-        return Prompt(f"{stream}/{index:07d}", f"seed {drawn}", "", {"seed": drawn})
+        episode_seed = random.Random(f"{stream} {seed} {index}").randrange(_SEEDS)
+        return Prompt(f"{stream}/{index:07d}", f"seed {episode_seed}", "", {"seed": episode_seed})
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
@@ -70,13 +70,13 @@ class SteppedTask(Task):
         return dict(prompt.entry)
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
-        """The environment has rewarded."""
+        """Empty: the environment has rewarded."""
         return {}
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What came of an action, or of a reset."""
+class StepResult:
+    """Result of an action, or of a reset."""
 
     text: str
     reward: float | None = None
@@ -84,17 +84,17 @@ class Seen:
 
 
 class SteppedEnvironment(OneAnswer):
-    """One episode. What cannot be made an action is told to the model, and costs it a turn."""
+    """Environment of one episode. An invalid action is answered by its error, and costs a turn."""
 
     def __init__(self, max_turns: int, style: Style):
         self.max_turns, self.style, self._num_answers = max_turns, style, 0
 
     @abstractmethod
-    async def _begin(self) -> Seen:
+    async def _begin(self) -> StepResult:
         """Errors: as ``reset``."""
 
     @abstractmethod
-    async def _act(self, answer: str) -> Seen:
+    async def _act(self, answer: str) -> StepResult:
         """Errors: as ``step``; ToolError for what the model did wrong."""
 
     async def reset(self) -> Reply:
@@ -104,10 +104,10 @@ class SteppedEnvironment(OneAnswer):
         self._num_answers += 1
         is_last = self._num_answers >= self.max_turns
         try:
-            seen = await self._act(answer)
+            result = await self._act(answer)
         except ToolError as error:
             return OVER if is_last else Reply(self._messages(f"error: {error}"))
-        return Reply([] if seen.is_over or is_last else self._messages(seen.text), reward=seen.reward)
+        return Reply([] if result.is_over or is_last else self._messages(result.text), reward=result.reward)
 
     def _messages(self, text: str) -> list[Message]:
         """Where no template sets it apart, a line's end does."""
@@ -115,7 +115,7 @@ class SteppedEnvironment(OneAnswer):
 
 
 def needs(task: TaskConfig, names: Sequence[str], why: str) -> None:
-    """Errors: ConfigError for an option that is not there."""
+    """Check for required options. Errors: ConfigError for a missing one; ``why``: its meaning."""
     for name in names:
         if name not in task.options:
             raise ConfigError(f"task.name = {task.name!r} needs task.options.{name}: {why}")

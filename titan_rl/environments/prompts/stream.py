@@ -1,4 +1,4 @@
-"""Two streams of prompts that share no text: what is trained on, and what is held out.
+"""Streams of training prompts and of held-out prompts, which share no text.
 
 A task says by a prompt's text alone whether it is held out, whatever seed it came from. So no prompt of any run's
 training stream is ever in a held-out set, and all runs of a task are measured on the same held-out prompts.
@@ -20,8 +20,7 @@ _DATASET_SEEDS = 2**30
 
 
 class PromptStream:
-    """An endless, seeded stream of training prompts; ``position`` is all its state, but for the curriculum's, which
-    has some passed over."""
+    """Endless, seeded stream of training prompts. Its state is ``position``, and the curriculum's."""
 
     def __init__(
         self, task: Task, seed: int, name: str = "train", position: int = 0, curriculum: Curriculum | None = None
@@ -33,7 +32,7 @@ class PromptStream:
         for _ in range(_MAX_HELD_OUT_RUN):
             prompt = self.at(self.position)
             self.position += 1
-            if not self.task.is_held_out(prompt) and (self.curriculum is None or self.curriculum.wants(prompt)):
+            if not self.task.is_held_out(prompt) and (self.curriculum is None or self.curriculum.accepts(prompt)):
                 return prompt
         raise ConfigError(f"the task's last {_MAX_HELD_OUT_RUN} prompts were all held out: widen task.options")
 
@@ -41,15 +40,16 @@ class PromptStream:
         return self
 
     def at(self, index: int) -> Prompt:
+        """Prompt number ``index``, held-out ones included."""
         return self.task.prompt(self.name, self.dataset_seed, index)
 
-    def go_beyond(self, prompt_id: str | None) -> None:
-        """Go on behind a prompt that this stream once gave."""
+    def resume_after(self, prompt_id: str | None) -> None:
+        """Continue behind an earlier prompt of this stream."""
         if prompt_id is not None:
             self.position = max(self.position, self._index(prompt_id) + 1)
 
-    def learn(self, step: int, groups: list[Group]) -> dict[str, float]:
-        """These were sampled for a step that is done; for its record, how many were passed over since the last."""
+    def record_step(self, step: int, groups: list[Group]) -> dict[str, float]:
+        """Record a finished step's groups in the curriculum; gives ``passed_over`` for the step's metrics."""
         if self.curriculum is None:
             return {}
         passed_over = self.curriculum.num_passed_over
@@ -61,7 +61,7 @@ class PromptStream:
             self.curriculum.close()
 
     def by_id(self, prompt_id: str) -> Prompt:
-        """The prompt that this stream once gave under that id."""
+        """Prompt of this stream by its id."""
         return self.at(self._index(prompt_id))
 
     def _index(self, prompt_id: str) -> int:
@@ -71,14 +71,16 @@ class PromptStream:
 
 
 def sft_stream(task: Task, seed: int) -> PromptStream:
-    """The prompts of SFT. No step of reinforcement learning meets them, unless the task has a finite number of rows:
+    """Stream of SFT prompts. No step of reinforcement learning meets them, unless the task has a finite number of rows:
     then they are the same training rows in another order. The stream keeps its first name, which seeds it."""
     return PromptStream(task, seed, "warmup")
 
 
 def held_out_prompts(task: Task, count: int) -> list[Prompt]:
-    """``count`` different held-out prompts; of a finite task with fewer, all. Errors: ConfigError if there are fewer
-    of a task without end, or none."""
+    """Distinct held-out prompts, ``count`` of them; of a finite task with fewer, all.
+
+    Errors: ConfigError if an endless task has fewer, or a finite one none.
+    """
     if task.size is None:
         return _search_held_out(task, count)
     if task.size.held_out < 1:

@@ -1,4 +1,4 @@
-"""reasoning-gym families whose own scorers run the model's answer as Python: what is right in them, told without.
+"""Safe checks for reasoning-gym families whose own scorers run the model's answer as Python.
 
 Only a right answer pays. One that is text is compared as text; arithmetic is read (expressions.py) and worked out
 exactly. Of an integral the derivative must be the integrand: sympy's scorer in reasoning-gym takes the unevaluated
@@ -57,15 +57,15 @@ def _antiderivative(entry: Entry, answer: str) -> bool:
     import sympy
 
     variable = entry["metadata"]["variable"]
-    found = symbolic(read(answer), [variable, "C"])
-    if not _has_plain_constants(found):
+    antiderivative = symbolic(read(answer), [variable, "C"])
+    if not _has_plain_constants(antiderivative):
         return False
     integrand = symbolic(read(entry["metadata"]["integrand"]), [variable])
-    return _is_zero(sympy.diff(found, sympy.Symbol(variable)) - integrand, variable)
+    return _is_zero(sympy.diff(antiderivative, sympy.Symbol(variable)) - integrand, variable)
 
 
 def integrated(answer: str) -> str:
-    """The family's own answer, where it leaves an integral as it is: worked out. It is its text, and no model's."""
+    """Evaluate an integral in the family's own answer, which is never a model's text."""
     import sympy
 
     return str(sympy.parse_expr(answer).doit()) if "Integral(" in answer else answer
@@ -105,7 +105,7 @@ RUNS_THE_ANSWER = frozenset(_RIGHT)
 
 
 def checked_score(name: str, entry: Entry, answer: str) -> float:
-    """1 for a right answer, else 0."""
+    """Score of an answer: 1 if right, else 0."""
     try:
         return float(_RIGHT[name](entry, answer.strip()))
     except (Unreadable, ArithmeticError, ValueError, TypeError, AttributeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What the best constant answer earns in each reasoning-gym family: measured once, committed beside this file.
+"""Scores of the best constant answer in each reasoning-gym family, measured and committed beside this file.
 
 ``titan-rl bench constant-answers`` measures it again (diagnostics/bench/models/constant_answers.py). It is told for a
 family's default options, by two scorings: the family's own, and ``exact``, where only a full score counts. Beside it
@@ -32,12 +32,12 @@ class ConstantPay(NamedTuple):
 
 @cache
 def measured() -> dict[str, ConstantPay]:
-    """By the name of the family."""
+    """Measured scores by the name of the family."""
     families = json.loads(TABLE.read_text())["families"]
     return {name: ConstantPay(**pay) for name, pay in families.items()}
 
 
 def pays_for_little(name: str) -> bool:
-    """Whether a constant answer earns more than LARGEST_PAY, one that says nothing anything at all, or nobody knows."""
+    """Whether a constant answer earns more than LARGEST_PAY, an empty one anything, or neither was measured."""
     pay = measured().get(name)
     return pay is None or pay.family > LARGEST_PAY or pay.garbage > 0

@@ -1,4 +1,4 @@
-"""Arithmetic that a model wrote, read without running it: Python's grammar, of which a few nodes are taken.
+"""Safe parser of model-written arithmetic: a few nodes of Python's grammar.
 
 What is read becomes an exact fraction, or an expression of sympy's built node by node: no text of a model's reaches
 ``eval`` or sympy's own parser, which is one.
@@ -31,11 +31,11 @@ _FUNCTIONS = frozenset(
 
 
 class Unreadable(ValueError):
-    """It is no such expression, or one that takes too long."""
+    """Text that is no such expression, or one too large."""
 
 
 def read(text: str) -> ast.expr:
-    """Errors: Unreadable."""
+    """Parse an expression. Errors: Unreadable."""
     if len(text) > _LONGEST or not _LEGAL.fullmatch(text):
         raise Unreadable
     try:
@@ -45,8 +45,8 @@ def read(text: str) -> ast.expr:
 
 
 def numbers(node: ast.expr) -> list[int]:
-    """All that are written in it."""
-    return [_number(each) for each in ast.walk(node) if isinstance(each, ast.Constant)]
+    """Numbers in an expression."""
+    return [_number(part) for part in ast.walk(node) if isinstance(part, ast.Constant)]
 
 
 def _number(node: ast.Constant) -> int:
@@ -56,7 +56,7 @@ def _number(node: ast.Constant) -> int:
 
 
 def value(node: ast.expr) -> Fraction:
-    """Of numbers and + - * /. Errors: Unreadable, ZeroDivisionError."""
+    """Exact value of an expression of numbers and + - * /. Errors: Unreadable, ZeroDivisionError."""
     match node:
         case ast.Constant():
             return Fraction(_number(node))
@@ -74,7 +74,10 @@ def value(node: ast.expr) -> Fraction:
 
 
 def symbolic(node: ast.expr, variables: Iterable[str]) -> "sympy.Expr":
-    """Of numbers, these variables, pi, E, + - * / ** and functions of one argument. Errors: Unreadable."""
+    """Expression of sympy's, of numbers, these variables, pi, E, + - * / ** and functions of one argument.
+
+    Errors: Unreadable.
+    """
     import sympy
 
     names: dict[str, sympy.Expr] = {name: sympy.Symbol(name) for name in variables}

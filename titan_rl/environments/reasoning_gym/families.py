@@ -89,7 +89,7 @@ def usable_families() -> list[str]:
 
 
 def described_families() -> list[dict[str, Any]]:
-    """Each usable family: name, styles, default scoring of chats, what the best constant answer earns (if known)."""
+    """Descriptions of all usable families: name, styles, default scoring of chats, best constant answer."""
     return [
         {
             "name": name,
@@ -102,7 +102,10 @@ def described_families() -> list[dict[str, Any]]:
 
 
 def check_name(name: str, style: str) -> None:
-    """Errors: ConfigError for a family that is unknown or refused, or that has no compact form."""
+    """Check a family's name and style.
+
+    Errors: ConfigError for a family that is unknown or refused, or that has no compact form.
+    """
     if name in IS_OF_OTHERS:
         raise ConfigError(f"task.name = {name!r} is refused: set task.name = 'mixture', which has several families")
     if name not in usable_families():
@@ -116,14 +119,14 @@ def check_name(name: str, style: str) -> None:
 
 
 def make_dataset(name: str, seed: int, **options: Any) -> ProceduralDataset | WholeFamily:
-    """Entries by index, without end."""
+    """Endless entries of a family, by index."""
     if name in BUILT_WHOLE:
         return WholeFamily(name, seed, **options)
     return reasoning_gym.create_dataset(name, seed=seed, size=_SIZE, **options)
 
 
 def worked_answer(name: str, entry: dict) -> str | None:
-    """A right answer; None if the family gives none."""
+    """Right answer of an entry; None if the family gives none."""
     if entry["answer"] is not None:
         return integrated(str(entry["answer"])) if name in RUNS_THE_ANSWER else str(entry["answer"])
     return _WORKED[name](entry["metadata"]) if name in _WORKED else None
@@ -134,13 +137,13 @@ def has_own_scorer(name: str) -> bool:
 
 
 def default_scoring(name: str) -> Literal["exact", "family"]:
-    """Of chats; compact answers are exact by default."""
+    """Default scoring of chats; compact answers are exact by default."""
     is_exact = name in RUNS_THE_ANSWER or not has_own_scorer(name) or pays_for_little(name)
     return "exact" if is_exact else "family"
 
 
 def family_score(dataset: ProceduralDataset | WholeFamily, entry: dict, answer: str) -> float:
-    """By the family's own scorer, or reasoning-gym's default one; by ours where the family's would run the answer."""
+    """Score by the family's scorer, or by ours (checked_families.py) where that would run the answer."""
     if name := _OF_CLASS.get(type(dataset)):
         return checked_score(name, entry, answer)
     try:
@@ -150,7 +153,9 @@ def family_score(dataset: ProceduralDataset | WholeFamily, entry: dict, answer: 
 
 
 def exact_score(name: str, dataset: ProceduralDataset | WholeFamily, entry: dict, answer: str) -> float:
-    """1 for a right answer, else 0. Right is what has the family's full score, so that a question may have several
+    """Exact score: 1 for a right answer, else 0.
+
+    Right is what has the family's full score, so that a question may have several
     right answers; where its scorer does not tell, the right answer's text."""
     if name in RUNS_THE_ANSWER:
         return checked_score(name, entry, answer)
@@ -166,5 +171,5 @@ def _has_room_for_two(answer: str, right: str) -> bool:
 
 
 def text_score(entry: dict, answer: str) -> float:
-    """1 for the right answer's text, else 0."""
+    """Text score: 1 for the right answer's text, else 0."""
     return float(answer.strip() == str(entry["answer"]))

@@ -1,4 +1,4 @@
-"""A reasoning-gym family as a task: compact strings for tiny models, or chat messages (families.py says which)."""
+"""Task of a reasoning-gym family: compact strings for tiny models, or chat messages (families.py)."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _SHOT_SEED = 2**30
 
 
 class ReasoningGymTask(Task):
-    """Prompts without end; one in five is held out, by a hash of its text. Errors: ConfigError."""
+    """Endless task of a family; one in five prompts is held out, by a hash of its text. Errors: ConfigError."""
 
     def __init__(self, task: TaskConfig):
         check_name(task.name, task.style)
@@ -50,18 +50,18 @@ class ReasoningGymTask(Task):
         if self.shots:
             self.demonstration(prompt)
 
-    def _scoring(self, asked: str) -> str:
-        if asked == "family" and self.name in PAYS_FOR_NOTHING:
+    def _scoring(self, scoring: str) -> str:
+        if scoring == "family" and self.name in PAYS_FOR_NOTHING:
             raise ConfigError(
                 f"task.scoring = 'family' is refused for {self.name!r}, whose scorer pays in full for answers that "
                 f"say nothing: leave it out"
             )
-        if asked == "family" and self.name in RUNS_THE_ANSWER:
+        if scoring == "family" and self.name in RUNS_THE_ANSWER:
             raise ConfigError(
                 f"task.scoring = 'family' is refused for {self.name!r}, whose scorer would run the answer: leave it out"
             )
-        if asked != "auto":
-            return asked
+        if scoring != "auto":
+            return scoring
         return "exact" if self.style == "compact" else default_scoring(self.name)
 
     def _check_options(self) -> None:
@@ -98,7 +98,7 @@ class ReasoningGymTask(Task):
         return islice((prompt for prompt in prompts if not self.is_held_out(prompt)), self.shots)
 
     def demonstration(self, prompt: Prompt) -> str:
-        """Errors: ConfigError if the family gives no right answers."""
+        """Right answer. Errors: ConfigError if the family gives none."""
         if not prompt.answer and worked_answer(self.name, self._entry(prompt)) is None:
             raise ConfigError(
                 f"task.name = {self.name!r} has no worked answers to learn from: set sft.steps = 0 and leave "

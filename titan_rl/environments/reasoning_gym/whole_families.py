@@ -13,7 +13,7 @@ _KEPT = 4096
 
 
 class WholeFamily:
-    """Entries by index, without end, as other families' datasets have them."""
+    """Endless entries by index, as in other families' datasets."""
 
     def __init__(self, name: str, seed: int, **options: Any):
         self.name, self.seed, self.options = name, seed, options

@@ -1,4 +1,4 @@
-"""The user's reward: one Python function, ``(prompt, completion, row) -> float | dict``, sync or async.
+"""Reward function of the user: ``(prompt, completion, row) -> float | dict``, sync or async.
 
 It is called in the scorer process only, which has a deadline for each answer, a memory limit, and no environment
 variables of the run but the paths. ``prompt`` is the text that was asked, or the row's messages; ``completion`` is what
@@ -30,7 +30,7 @@ _SHOWN_CHARACTERS = 80
 
 
 def with_rewards(task: Task, config: TaskConfig, folders: Sequence[str]) -> Task:
-    """The same task, scored by what ``task.reward`` or ``task.rewards`` names. Errors: ConfigError."""
+    """Task scored by ``task.reward`` or ``task.rewards``. Errors: ConfigError."""
     if config.reward and config.rewards:
         raise ConfigError("task.reward and task.rewards exclude each other: keep one of them")
     if config.reward:
@@ -55,7 +55,7 @@ def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: 
 
 
 class RewardedTask(TaskWrapper):
-    """A task whose score is a function's; all else is as the task has it."""
+    """Task scored by a reward function."""
 
     def __init__(self, task: Task, function: Reward, name: str):
         super().__init__(task)
@@ -64,19 +64,19 @@ class RewardedTask(TaskWrapper):
         """Kept open, since an async function may keep a connection from one call to the next."""
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
-        """Errors: UserCodeError if the function raises or gives anything but finite numbers."""
+        """Score the last answer. Errors: UserCodeError if the function raises or gives anything but finite numbers."""
         row = self.task.row(prompt)
         try:
             value = self.function(row.get("messages") or prompt.text, answers[-1], row)
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
-        except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
+        except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
             raise UserCodeError(f"{self.name}: {what_happened(error, source_file(self.function))}") from None
         return as_parts(self.name, value)
 
 
 class WeightedTask(TaskWrapper):
-    """A task whose reward is a weighted sum; every part of it is recorded, as it counts."""
+    """Task with a weighted sum of rewards; parts are recorded with their weights."""
 
     def __init__(self, task: Task, scored_by: Mapping[str, tuple[Task, float]]):
         """``scored_by``: the same task scored in another way, and its weight, by its name."""
@@ -84,12 +84,12 @@ class WeightedTask(TaskWrapper):
         self.scored_by = scored_by
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
-        """Errors: as of each."""
+        """Weighted parts of all rewards. Errors: as each."""
         parts: dict[str, float | list[float]] = {}
         for name, (task, weight) in self.scored_by.items():
             for part, value in task.score(prompt, answers).items():
                 label = name if part == "reward" else f"{name}.{part}"
-                parts[label] = [weight * each for each in value] if isinstance(value, list) else weight * value
+                parts[label] = [weight * item for item in value] if isinstance(value, list) else weight * value
         return parts
 
 
@@ -98,13 +98,13 @@ async def _result(value: Awaitable[Any]) -> Any:
 
 
 def source_file(thing: Any) -> str:
-    """The file that a function, class or object comes from; empty if nobody knows."""
+    """Source file of a function, class or object; empty if unknown."""
     module = inspect.getmodule(thing) or inspect.getmodule(type(thing))
     return getattr(module, "__file__", None) or ""
 
 
 def as_parts(name: str, value: Any) -> dict[str, float | list[float]]:
-    """What the function ``name`` gave, as named parts of a reward. Errors: UserCodeError."""
+    """Named parts of a reward function's value; ``name``: the function's, for errors. Errors: UserCodeError."""
     if not isinstance(value, dict):
         return {"reward": _number(name, value)}
     if not value or not all(isinstance(key, str) for key in value):
@@ -116,11 +116,11 @@ def _numbers(name: str, part: Any, where: str) -> float | list[float]:
     """A list has one for each answer of the rollout."""
     if isinstance(part, list) and not part:
         raise UserCodeError(f"{name} gave []{where}: give a number, or a list with one for each answer")
-    return [_number(name, each, where) for each in part] if isinstance(part, list) else _number(name, part, where)
+    return [_number(name, item, where) for item in part] if isinstance(part, list) else _number(name, part, where)
 
 
 def in_turns(parts: RewardParts) -> tuple[dict[str, float], list[float]]:
-    """Parts of a reward, lists by their sums; and the reward of each answer by all lists together, if there are any.
+    """Parts with lists summed up, and the reward of each answer by all lists.
 
     Errors: ValueError for lists of different lengths, and for an empty one, which would count as 0."""
     lists = [part for part in parts.values() if isinstance(part, list)]
@@ -139,5 +139,6 @@ def _number(name: str, value: Any, where: str = "") -> float:
 
 
 def shown(value: Any) -> str:
+    """Value in a message: one line, cut to 80 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

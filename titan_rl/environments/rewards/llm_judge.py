@@ -1,4 +1,4 @@
-"""A language model as the judge: ``task.reward = "judge"``, or a part of ``task.rewards``, with ``[task.judge]``.
+"""LLM judge: ``task.reward = "judge"``, or a part of ``task.rewards``, with ``[task.judge]``.
 
 It is asked over an OpenAI-style URL and ends with a line ``Mark: N``. What it is shown of an answer may try to talk to
 it: the answer stands between marks that it cannot write itself, and nothing but the last line counts. A judge that
@@ -20,7 +20,7 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.kinds import Count
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.rows.row_fields import written
-from titan_rl.environments.servers.address import in_one_line, outside_of_a_loop
+from titan_rl.environments.servers.address import one_line, run_in_thread
 
 _SECTION = "task.judge"
 _ATTEMPTS, _PAUSE_SECONDS = 3, 0.2
@@ -56,7 +56,7 @@ class JudgeConfig:
     model: str
     """Its name there."""
     question: str = _QUESTION
-    """What it is asked, with ``{prompt}``, ``{expected}``, ``{answer}`` and ``{best}``."""
+    """Prompt of the judge, with ``{prompt}``, ``{expected}``, ``{answer}`` and ``{best}``."""
     best: Annotated[float, Field(gt=0, le=1000)] = 10
     """The highest mark; the reward is the mark's share of it."""
     max_tokens: Count = 512
@@ -73,11 +73,11 @@ def _as_text(answer: Any) -> str:
 
 
 class JudgeFailed(RuntimeError):
-    """It could not be reached, or did not mark."""
+    """Failure of the judge: unreachable, or without a mark."""
 
 
 def judge_config(values: dict[str, Any]) -> JudgeConfig:
-    """Errors: ConfigError."""
+    """Parse and check ``[task.judge]``. Errors: ConfigError."""
     config = build_section(JudgeConfig, values, _SECTION)
     parts = urlsplit(config.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -90,9 +90,9 @@ def judge_config(values: dict[str, Any]) -> JudgeConfig:
 
 
 def check_judges(task: TaskConfig, score_timeout: float) -> None:
-    """Errors: ConfigError if a judge would be cut off in the middle: that would count as the answer's fault."""
-    for setting, each in all_tasks(task).items():
-        if each.judge and (seconds := judge_config(each.judge).seconds) >= score_timeout:
+    """Compare deadlines. Errors: ConfigError if scoring times out before a judge: the answer would be blamed."""
+    for setting, task_config in all_tasks(task).items():
+        if task_config.judge and (seconds := judge_config(task_config.judge).seconds) >= score_timeout:
             raise ConfigError(
                 f"verifier.score_timeout = {score_timeout:g} ends before {setting}.judge.seconds = {seconds:g}: set it "
                 f"higher"
@@ -100,18 +100,17 @@ def check_judges(task: TaskConfig, score_timeout: float) -> None:
 
 
 def ask_judges(task: TaskConfig) -> None:
-    """One question to each, whose mark counts nowhere. Errors: ConfigError if one cannot be reached, or does not
-    mark."""
-    asked: list[JudgeConfig] = []
-    for setting, each in all_tasks(task).items():
-        if not each.judge or (config := judge_config(each.judge)) in asked:
+    """Send a test question to each judge. Errors: ConfigError if one is unreachable, or gives no mark."""
+    checked: list[JudgeConfig] = []
+    for setting, task_config in all_tasks(task).items():
+        if not task_config.judge or (config := judge_config(task_config.judge)) in checked:
             continue
-        asked.append(config)
+        checked.append(config)
         try:
-            outside_of_a_loop(_try(config))
+            run_in_thread(_try(config))
         except JudgeFailed as error:
             raise ConfigError(
-                f"no judge at {setting}.judge.url = {config.url!r}: {in_one_line(error)}; start its server, or correct "
+                f"no judge at {setting}.judge.url = {config.url!r}: {one_line(error)}; start its server, or correct "
                 f"[{setting}.judge]"
             ) from None
 
@@ -125,13 +124,13 @@ async def _try(config: JudgeConfig) -> None:
 
 
 def key_variables(task: TaskConfig) -> list[str]:
-    """Variables of the environment that hold its judges' keys."""
-    named = (str(each.judge.get("key_variable", "")) for each in all_tasks(task).values())
-    return sorted({name for name in named if name})
+    """Environment variables of the judges' API keys."""
+    names = (str(task_config.judge.get("key_variable", "")) for task_config in all_tasks(task).values())
+    return sorted({name for name in names if name})
 
 
 class Judge:
-    """A reward function."""
+    """Reward function by an LLM's mark."""
 
     def __init__(self, config: JudgeConfig):
         import httpx  # its import takes a tenth of a second
@@ -142,7 +141,7 @@ class Judge:
         self._client = httpx.AsyncClient(trust_env=not is_here)  # no proxy for what is on this machine
 
     async def __call__(self, prompt: Any, completion: str, row: dict[str, Any]) -> float:
-        """Errors: JudgeFailed."""
+        """Reward in [0, 1]: the mark's share of the best one. Errors: JudgeFailed."""
         question = self.question(prompt, completion, row)
         try:
             return await asyncio.wait_for(self._mark(question), self.config.seconds)
@@ -150,15 +149,15 @@ class Judge:
             raise JudgeFailed(f"the judge took longer than {self.config.seconds:g} s") from None
 
     def question(self, prompt: Any, completion: str, row: dict[str, Any]) -> str:
-        """What the judge is asked."""
-        asked = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
-        shown = {
-            "prompt": _MARKS.sub("", asked),
+        """Prompt of the judge for an answer."""
+        prompt_text = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+        fields = {
+            "prompt": _MARKS.sub("", prompt_text),
             "expected": _MARKS.sub("", _as_text(row.get("answer"))),
             "answer": _MARKS.sub("", completion[:_LONGEST]),
             "best": f"{self.config.best:g}",
         }
-        return _PLACES.sub(lambda place: shown[place[1]], self.config.question)
+        return _PLACES.sub(lambda place: fields[place[1]], self.config.question)
 
     async def _mark(self, question: str) -> float:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -171,7 +170,7 @@ class Judge:
         raise AssertionError("it is asked once at least")
 
     async def close(self) -> None:
-        """Let go of its connections."""
+        """Close all connections."""
         await self._client.aclose()
 
     async def _ask(self, question: str) -> str:
@@ -190,16 +189,16 @@ class Judge:
         url = config.url.rstrip("/") + "/chat/completions"
         async with self._client.stream("POST", url, json=body, headers=headers, timeout=config.seconds) as reply:
             reply.raise_for_status()
-            said = await read_body(reply, url)
+            content = await read_body(reply, url)
         try:
-            return str(json.loads(said)["choices"][0]["message"]["content"] or "")
+            return str(json.loads(content)["choices"][0]["message"]["content"] or "")
         except (ValueError, LookupError, TypeError):
             raise JudgeFailed("its server's reply holds no message") from None
 
     def _read(self, reply: str) -> float:
         """Errors: JudgeFailed."""
         lines = [line for line in reply.splitlines() if line.strip()]
-        found = _MARK.fullmatch(lines[-1].strip()) if lines else None
-        if found is None or float(found[1]) > self.config.best:
+        match = _MARK.fullmatch(lines[-1].strip()) if lines else None
+        if match is None or float(match[1]) > self.config.best:
             raise JudgeFailed(f"its reply does not end with a mark from 0 to {self.config.best:g}")
-        return float(found[1]) / self.config.best
+        return float(match[1]) / self.config.best

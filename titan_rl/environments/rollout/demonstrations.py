@@ -1,4 +1,4 @@
-"""Worked examples as rollouts, for SFT: the task answers as a model should, and the environment replies as it does."""
+"""Demonstrations as rollouts, for SFT: the task's answers, with the environment's replies."""
 
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -19,13 +19,15 @@ from titan_rl.mesh.processes.deadlines import together, within
 async def demonstrate_all(
     prompts: Iterable[Prompt], task: Task, tokenizer: Tokenizer, step_timeout: float
 ) -> list[Rollout]:
-    """Side by side, since tools may be slow. Errors: as ``demonstrate``."""
+    """Rollouts of all prompts, made side by side, since tools may be slow. Errors: as ``demonstrate``."""
     return await together(demonstrate(prompt, task, tokenizer, step_timeout) for prompt in prompts)
 
 
 async def demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_timeout: float) -> Rollout:
-    """Errors: ConfigError if the task has no worked example, or one that its environment does not play along with;
-    what the environment raises."""
+    """Rollout of a prompt's worked example.
+
+    Errors: ConfigError if the task has none, or its environment ends before it; the environment's own.
+    """
     task = task_of(task, prompt)
     async with task.sessions or nullcontext():
         return await _demonstrate(prompt, task, tokenizer, step_timeout)
@@ -37,8 +39,8 @@ async def _demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_ti
     tools = task.tools_of(prompt)
     try:
         if (opening := await within(step_timeout, f"a reset for {prompt.id}", environment.reset())) is not None:
-            first = encode_opening(tokenizer, task.messages(prompt), tools, opening.messages)
-            episode.open(opening.messages, *first)
+            encoded = encode_opening(tokenizer, task.messages(prompt), tools, opening.messages)
+            episode.open(opening.messages, *encoded)
         for number, answer in enumerate(answers):
             tokens = encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools)
             empty = np.zeros(len(tokens))
@@ -48,14 +50,14 @@ async def _demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_ti
             reply = await within(step_timeout, f"a reply to {prompt.id}'s worked example", environment.step(answer))
             if not reply.messages:
                 raise ConfigError(f"prompt {prompt.id}: its environment is over before its worked example is")
-            said = encode_reply(tokenizer, reply.messages, int(tokens[-1]), is_chat=is_chat, tools=tools)
-            episode.add_reply(reply.messages, *said)
+            encoded = encode_reply(tokenizer, reply.messages, int(tokens[-1]), is_chat=is_chat, tools=tools)
+            episode.add_reply(reply.messages, *encoded)
     finally:
         await environment.close()
     return episode.finish(prompt, 0, Score("ok", {"demonstration": 1.0}))
 
 
 def worked_answers(task: Task, prompt: Prompt) -> list[str]:
-    """One for each turn. Errors: ConfigError if the task has no worked example."""
-    shown = task.demonstration(prompt)
-    return [shown] if isinstance(shown, str) else list(shown)
+    """Worked answers, one for each turn. Errors: ConfigError if the task has no worked example."""
+    answers = task.demonstration(prompt)
+    return [answers] if isinstance(answers, str) else list(answers)

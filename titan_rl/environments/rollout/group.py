@@ -1,4 +1,4 @@
-"""A prompt becomes a group of rollouts: ask for tokens, get the environment's reply, ask again, be scored."""
+"""Group of rollouts of one prompt: sampling, environment replies, scoring."""
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -13,19 +13,19 @@ from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.episodes import play_agent
 from titan_rl.environments.conversation.episode import Episode
-from titan_rl.environments.conversation.player import Ask, Player, TooLong
+from titan_rl.environments.conversation.player import Ask, Player, PromptTooLong
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task, task_of
 from titan_rl.mesh.processes.deadlines import together
 
 ScoreAll = Callable[[Prompt, list[list[str]]], Coroutine[Any, Any, tuple[list[Score], float]]]
-"""Scores of a prompt's rollouts, and the seconds that scoring took."""
+"""From a prompt and its rollouts' answers to scores and seconds."""
 Judge = Callable[[list[np.ndarray]], Coroutine[Any, Any, tuple[list[Score], float]]]
-"""A reward model's, by the rollouts' tokens."""
+"""From the rollouts' tokens to a reward model's scores and seconds."""
 
 
 def encode_prompt(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
-    """The prompt's tokens, int32 [T]; besides an environment's replies the only text that is ever tokenized.
+    """Tokens of a prompt, int32 [T]; besides an environment's replies the only text that is ever tokenized.
 
     Errors: ConfigError if the chat template refuses the messages.
     """
@@ -45,7 +45,9 @@ async def run_group(
     judge: Judge | None = None,
     endpoint: Endpoint | None = None,
 ) -> Group:
-    """All samples of one prompt. The first turn is one request; later turns, if the environment replies, one a sample.
+    """Play and score all samples of one prompt.
+
+    The first turn is one request; later turns, if the environment replies, one a sample.
     Where environments speak first, each sample has a beginning of its own, and the first turn is one a sample too.
     Where agents drive the model, each asks as it likes, at the ``endpoint``.
 
@@ -69,7 +71,7 @@ async def run_group(
         else:
             episodes = await player.first_turns(prompt_tokens)
             await together(player.play(episode, sample) for sample, episode in enumerate(episodes))
-    except TooLong:
+    except PromptTooLong:
         return Group(prompt.id, [], refused="prompt_too_long")
     seconds_generate = time.perf_counter() - start
     scoring = score(prompt, [episode.answers for episode in episodes])
@@ -93,7 +95,7 @@ async def run_group(
 
 
 async def _played_by_agents(player: Player, endpoint: Endpoint, prompt_tokens: np.ndarray) -> list[Episode]:
-    """Where an episode has several seats, each is a sample of its own."""
+    """Episodes of agents; each seat is a sample of its own."""
     num_samples, num_seats = player.sampling.num_samples, max(len(player.task.seats), 1)
     numbers = range(-(-num_samples // num_seats))
     played = await together(play_agent(player, endpoint, number, prompt_tokens) for number in numbers)
@@ -101,6 +103,6 @@ async def _played_by_agents(player: Player, endpoint: Endpoint, prompt_tokens: n
 
 
 def _failed_group(prompt: Prompt, num_samples: int, failure: str) -> Group:
-    """Of a prompt that could not be written out."""
+    """Group of a prompt that the chat template refuses."""
     episode = Episode(np.zeros(0, np.int32))
     return Group(prompt.id, [episode.finish(prompt, i, Score("infra_error", {}, failure)) for i in range(num_samples)])

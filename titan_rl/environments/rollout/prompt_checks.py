@@ -1,4 +1,4 @@
-"""What is checked of a task's prompts before anything starts, once the model's tokenizer is known."""
+"""Checks of a task's prompts before a run, with the model's tokenizer."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -15,11 +15,11 @@ from titan_rl.environments.rollout.demonstrations import worked_answers
 from titan_rl.environments.rollout.group import encode_prompt
 
 _FEW = 4
-"""Prompts of a task without end that are tried."""
+"""Prompts checked of an endless task."""
 
 
 def training_prompts(task: Task, seed: int, count: int = _FEW) -> Iterator[Prompt]:
-    """Every training prompt of a finite task; of one without end, the first ``count``; of a mixture, those of each."""
+    """Training prompts: all of a finite task, ``count`` of an endless one; of a mixture, those of each task."""
     for label, part in task.parts.items():
         for prompt in training_prompts(part, seed, count):
             yield replace(prompt, task=label)
@@ -28,7 +28,7 @@ def training_prompts(task: Task, seed: int, count: int = _FEW) -> Iterator[Promp
 
 
 def check_seats(task: Task, group_size: int) -> None:
-    """Errors: ConfigError if a group has not each seat equally often, and twice at least."""
+    """Check the group size. Errors: ConfigError if a group has not each seat equally often, and twice at least."""
     for part in parts_of(task):
         seats, count = part.seats, len(part.seats)
         if count and (group_size % count or group_size < 2 * count):
@@ -39,17 +39,20 @@ def check_seats(task: Task, group_size: int) -> None:
 
 
 def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens: int, positions: int) -> None:
-    """Errors: ConfigError if a prompt that SFT may meet has no worked example, or one that fits into no row, or not
-    into the model's positions. What an environment replies to it is not known here, and not counted."""
+    """Check worked examples for SFT.
+
+    Errors: ConfigError for a missing one, or one longer than a row or the model's positions, both in tokens. Replies of
+    environments are not known here, and not counted.
+    """
     for prompt in training_prompts(task, seed):
         part = task_of(task, prompt)
         is_chat, tools = not isinstance(part.messages(prompt), str), part.tools_of(prompt)
         answers = worked_answers(part, prompt)
         try:
-            said = [encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools) for answer in answers]
+            encoded = [encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools) for answer in answers]
         except ConfigError as error:
             raise ConfigError(f"{place(prompt)}: {error}") from None
-        length = len(encode_prompt(task, tokenizer, prompt)) + sum(map(len, said))
+        length = len(encode_prompt(task, tokenizer, prompt)) + sum(map(len, encoded))
         if length > row_tokens:
             raise ConfigError(
                 f"{place(prompt)}: its worked example has {length} tokens, and a row holds "
@@ -62,19 +65,19 @@ def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens
             )
 
 
-def check_known(task: Task, tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> None:
-    """Errors: ConfigError, naming the prompt, for a character of it that the tokenizer does not know."""
+def check_characters(task: Task, tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> None:
+    """Check prompts' characters. Errors: ConfigError with the prompt for one that the tokenizer does not know."""
     for prompt in prompts:
         messages = task.messages(prompt)
         parts = [messages] if isinstance(messages, str) else [message["content"] for message in messages]
-        for what, text in [*(("prompt", part) for part in parts), ("answer", prompt.answer)]:
+        for field, text in [*(("prompt", part) for part in parts), ("answer", prompt.answer)]:
             if (character := first_unknown(tokenizer, text)) is not None:
                 raise ConfigError(
-                    f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {what}: leave it out, "
+                    f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {field}: leave it out, "
                     f"or set model.path to another model"
                 )
 
 
 def place(prompt: Prompt) -> str:
-    """Where a prompt comes from: the line of a data file, else its id."""
+    """Origin of a prompt for messages: the line of a data file, else its id."""
     return prompt.entry.get("place", f"prompt {prompt.id}")

@@ -19,9 +19,13 @@ from titan_rl.environments.rollout.demonstrations import worked_answers
 _STREAM = "data"
 
 
-def made_rows(task: Task, kind: Kind, *, seed: int, count: int, num_held_out: int) -> tuple[list[Asked], list[Asked]]:
-    """Rows to train on, of ``count`` prompts or all that a finite task has, and held-out ones. Errors: ConfigError if
-    the task has no worked example, or the same for all."""
+def synthetic_rows(
+    task: Task, kind: Kind, *, seed: int, count: int, num_held_out: int
+) -> tuple[list[Asked], list[Asked]]:
+    """Training rows of ``count`` prompts (at most all of a finite task), and held-out rows.
+
+    Errors: ConfigError if the task has no worked example, or the same for all.
+    """
     limit = min(count, task.size.train) if task.size else count
     train = list(islice(PromptStream(task, seed, _STREAM), limit))
     return _rows(task, kind, train), _rows(task, kind, held_out_prompts(task, num_held_out))
@@ -38,29 +42,29 @@ def _rows(task: Task, kind: Kind, prompts: Sequence[Prompt]) -> list[Asked]:
 
 def _only_answer(task: Task, prompt: Prompt) -> str:
     """Errors: ConfigError."""
-    [first, *others] = worked_answers(task, prompt)
-    if others:
+    [first, *further] = worked_answers(task, prompt)
+    if further:
         raise ConfigError("data.file = 'task': this task's worked examples have several turns: take another task")
     return first
 
 
 def _columns(task: Task, kind: Kind, prompt: Prompt, answers: list[str], number: int) -> Iterator[dict[str, Any]]:
-    asked = task.messages(prompt)
-    right = _written(asked, answers[number])
+    question = task.messages(prompt)
+    right = _written(question, answers[number])
     if kind == "demonstrations":
-        yield {"prompt": asked, "completion": right}
+        yield {"prompt": question, "completion": right}
         return
-    wrong = _written(asked, _wrong(prompt, answers, number))
+    wrong = _written(question, _wrong(prompt, answers, number))
     if kind == "pairs":
-        yield {"prompt": asked, "chosen": right, "rejected": wrong}
+        yield {"prompt": question, "chosen": right, "rejected": wrong}
         return
-    yield {"prompt": asked, "completion": right, "label": True}
-    yield {"prompt": asked, "completion": wrong, "label": False}
+    yield {"prompt": question, "completion": right, "label": True}
+    yield {"prompt": question, "completion": wrong, "label": False}
 
 
-def _written(asked: str | list[dict[str, str]], answer: str) -> str | list[dict[str, str]]:
-    """As what is asked is written."""
-    return answer if isinstance(asked, str) else [{"role": "assistant", "content": answer}]
+def _written(question: str | list[dict[str, str]], answer: str) -> str | list[dict[str, str]]:
+    """Answer in the form of the question: text or messages."""
+    return answer if isinstance(question, str) else [{"role": "assistant", "content": answer}]
 
 
 def _wrong(prompt: Prompt, answers: list[str], number: int) -> str:

@@ -1,4 +1,4 @@
-"""The box's walls: a file system of the interpreter and its libraries alone, no network, nobody's processes."""
+"""Isolation of a box: file system of interpreter and libraries alone, no network, own processes."""
 
 import os
 import shutil
@@ -17,7 +17,10 @@ _ALONE = "-B -E -s -S"
 
 
 def command(control: int, seccomp: int) -> list[str]:
-    """Starts a box; the descriptors are those of its connection and of the filter. Errors: SandboxFailed."""
+    """Command that starts a box.
+
+    ``control``, ``seccomp``: descriptors of its connection and filter. Errors: SandboxFailed.
+    """
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxFailed("bubblewrap is not installed")

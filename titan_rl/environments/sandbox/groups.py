@@ -26,43 +26,43 @@ from titan_rl.environments.sandbox.program import Limits
 _CONTROLLERS = frozenset({"memory", "pids"})
 _NAME = re.compile(r"titan_rl\.(?P<namespace>\d+)\.(?P<pid>\d+)\.(?P<start>\d+)\.\d+")
 _ENTER = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
-_TRIED = Limits()
+_TRIAL_LIMITS = Limits()
 _REMOVE_SECONDS, _PAUSE_SECONDS = 0.2, 0.005
 _LAST_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this process's groups are made."""
+class CgroupRoot:
+    """Parent folder of this process's groups."""
 
     folder: Path | None
     """None: nowhere."""
-    why_not: str = ""
+    reason: str = ""
 
     def __str__(self) -> str:
         if self.folder is None:
-            return f"a watcher alone, every 20 ms (no control groups: {self.why_not})"
+            return f"a watcher alone, every 20 ms (no control groups: {self.reason})"
         return f"the kernel (cgroup v2 at {self.folder}), and a watcher every 20 ms"
 
 
 class Group:
-    """Of one box. Errors: OSError where the kernel refuses."""
+    """Control group of one box. Errors: OSError where the kernel refuses."""
 
-    def __init__(self, place: Path):
+    def __init__(self, root: Path):
         _remove_left()
-        self.folder = place / f"titan_rl.{_namespace()}.{os.getpid()}.{_start_of(os.getpid())}.{next(_numbers)}"
+        self.folder = root / f"titan_rl.{_namespace()}.{os.getpid()}.{_start_of(os.getpid())}.{next(_numbers)}"
         self.folder.mkdir(mode=0o700)
         _made.add(self.folder)
         self._box: tuple[int, int] | None = None
         self._bounds: tuple[int, int] | None = None
         self._ended = 0
 
-    def entered(self, command: list[str]) -> list[str]:
-        """That command, by a process which enters the group first."""
+    def entry_command(self, command: list[str]) -> list[str]:
+        """Command that enters the group before it runs."""
         return ["/bin/sh", "-c", _ENTER, str(self.folder), *command]
 
     def bound(self, limits: Limits) -> None:
-        """All that a program has, its files included, beside what the box had before its first one."""
+        """Bound memory (files included) and processes of a program, on top of the empty box."""
         if self._box is None:
             self._box = int(_read(self.folder / "memory.current")), int(_read(self.folder / "pids.current"))
             with suppress(FileNotFoundError):  # a kernel that does not swap
@@ -75,13 +75,13 @@ class Group:
             self._bounds = bounds
 
     def has_ended_any(self) -> bool:
-        """Whether the kernel has ended a process for its memory since this was asked last."""
+        """Whether the kernel has killed a process for its memory since the last call."""
         counts = dict(line.split() for line in _read(self.folder / "memory.events").splitlines())
         before, self._ended = self._ended, int(counts["oom_kill"])
         return self._ended > before
 
     def close(self) -> None:
-        """End what is in it. What takes long to end is looked after later."""
+        """Kill all in the group and remove it; a slow end is cleaned up later."""
         _remove(self.folder, _REMOVE_SECONDS)
 
 
@@ -93,14 +93,14 @@ _closed: set[Path] = set()
 
 
 def new_group() -> Group | None:
-    """None where there can be none. Errors: OSError."""
-    folder = place().folder
+    """New group; None where control groups are unavailable. Errors: OSError."""
+    folder = cgroup_root().folder
     return None if folder is None else Group(folder)
 
 
 @cache
-def place() -> Place:
-    """Found by trial; groups that processes left which are gone are removed there."""
+def cgroup_root() -> CgroupRoot:
+    """Find the parent folder for groups, by trial; groups of dead processes are removed there."""
     reasons = []
     for folder in candidates(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()):
         try:
@@ -110,12 +110,12 @@ def place() -> Place:
             continue
         sweep(folder)
         atexit.register(_leave, os.getpid())
-        return Place(folder)
-    return Place(None, reasons[0] if reasons else "no cgroup v2 is mounted here")
+        return CgroupRoot(folder)
+    return CgroupRoot(None, reasons[0] if reasons else "no cgroup v2 is mounted here")
 
 
 def candidates(mounts: str, membership: str) -> list[Path]:
-    """The group of this process and those above it, by ``/proc/self/mountinfo`` and ``/proc/self/cgroup``."""
+    """Folders of this process's group and its parents, by ``/proc/self/mountinfo`` and ``/proc/self/cgroup``."""
     own = next((line.removeprefix("0::") for line in membership.splitlines() if line.startswith("0::")), None)
     if own is None or "/.." in own:  # outside of what this process's namespace shows
         return []
@@ -144,13 +144,13 @@ def try_out(folder: Path) -> None:
             raise OSError(busy if error.errno == errno.EBUSY else error.strerror) from error
     group = Group(folder)
     try:
-        group.bound(_TRIED)
+        group.bound(_TRIAL_LIMITS)
         group.has_ended_any()
         if not _read(group.folder / "pids.max").strip().isdigit():
             raise OSError("a group there keeps no bound")
-        done = subprocess.run(group.entered(["/bin/sh", "-c", ":"]), capture_output=True, text=True)
-        if done.returncode:
-            raise OSError(done.stderr.strip() or "no process can be put into a group there")
+        completed = subprocess.run(group.entry_command(["/bin/sh", "-c", ":"]), capture_output=True, text=True)
+        if completed.returncode:
+            raise OSError(completed.stderr.strip() or "no process can be put into a group there")
     finally:
         group.close()
     if group.folder.exists():
@@ -159,22 +159,22 @@ def try_out(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove groups of processes that are gone, of this process's namespace, with whatever is in them."""
-    for each in _groups(folder):
-        found = _NAME.fullmatch(each.name)
-        is_known = found is not None and int(found["namespace"]) == _namespace()
-        if found and is_known and _start_of(int(found["pid"])) != int(found["start"]):
-            _remove(each, _REMOVE_SECONDS)
+    for group in _groups(folder):
+        match = _NAME.fullmatch(group.name)
+        is_known = match is not None and int(match["namespace"]) == _namespace()
+        if match and is_known and _start_of(int(match["pid"])) != int(match["start"]):
+            _remove(group, _REMOVE_SECONDS)
 
 
-def sweep_found() -> None:
-    """Where this process has found a place."""
-    if place.cache_info().currsize and (folder := place().folder) is not None:
+def sweep_own_root() -> None:
+    """Remove groups of dead processes below this process's own root, if it has one."""
+    if cgroup_root.cache_info().currsize and (folder := cgroup_root().folder) is not None:
         sweep(folder)
 
 
 def _groups(folder: Path) -> Iterator[Path]:
     with suppress(OSError):
-        yield from [each for each in folder.iterdir() if each.name.startswith("titan_rl.")]
+        yield from [group for group in folder.iterdir() if group.name.startswith("titan_rl.")]
 
 
 def _leave(pid: int) -> None:

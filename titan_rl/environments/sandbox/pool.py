@@ -1,4 +1,4 @@
-"""Boxes for many callers: a program takes one that is free, or waits for one."""
+"""Pool of sandbox boxes for many callers."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.environments.sandbox.groups import place
+from titan_rl.environments.sandbox.groups import cgroup_root
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program, Runner, SandboxFailed
 from titan_rl.environments.sandbox.slot import Slot
 from titan_rl.mesh.resources.cores import available_cores
@@ -22,7 +22,7 @@ _MEND = (
 
 
 class Sandbox:
-    """Owns the boxes. Each is started by its first program."""
+    """Owner of the boxes. Each is started by its first program."""
 
     def __init__(self, num_slots: int | None = None):
         count = num_slots or _SLOTS_OF_A_CORE * available_cores()
@@ -33,8 +33,10 @@ class Sandbox:
         self._threads = ThreadPoolExecutor(count, "sandbox")
 
     async def run(self, program: Program) -> Outcome:
-        """Whatever the program does, this ends a second after ``limits.seconds`` at the latest, not counting the wait
-        for a box. Errors: SandboxFailed, after it was tried in other boxes."""
+        """Run a program in a free box, for ``limits.seconds`` and a second at most, without the wait for a box.
+
+        Errors: SandboxFailed, after three boxes failed.
+        """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self._run_once(program)
@@ -51,7 +53,7 @@ class Sandbox:
         return await asyncio.shield(running)
 
     async def close(self) -> None:
-        """Programs under way end first."""
+        """Close all boxes after their programs' ends."""
         await asyncio.to_thread(self._threads.shutdown)
         for slot in self._slots:
             slot.close()
@@ -69,7 +71,7 @@ _chosen = _Choice()
 
 
 def choose_sandbox(server: dict[str, Any]) -> None:
-    """For this process, from now on, by ``[task.sandbox]``. Errors: ConfigError."""
+    """Set this process's sandbox by ``[task.sandbox]``. Errors: ConfigError."""
     if server:
         from titan_rl.environments.sandbox.remote import remote_config  # httpx takes a tenth of a second
 
@@ -78,7 +80,7 @@ def choose_sandbox(server: dict[str, Any]) -> None:
 
 
 def shared_sandbox() -> Runner:
-    """This process's."""
+    """Sandbox of this process: boxes here, or a server."""
     return _remote(json.dumps(_chosen.server)) if _chosen.server else _boxes()
 
 
@@ -96,13 +98,15 @@ def _remote(server: str) -> Runner:
 
 
 def bounds_of_boxes() -> str | None:
-    """What bounds programs' memory and processes on this machine; None where this process has looked for no boxes."""
-    return str(place()) if _check_boxes.cache_info().currsize else None
+    """Description of programs' memory and process bounds here; None if this process has no boxes."""
+    return str(cgroup_root()) if _check_boxes.cache_info().currsize else None
 
 
 def check_sandbox() -> None:
-    """Errors: ConfigError with the mend where no sandbox can be had: nothing is ever run without. A server is asked
-    once, before the run (remote.py); later each program finds out whether it is there."""
+    """Check that boxes work here. Errors: ConfigError with the mend: nothing is ever run without a sandbox.
+
+    A server is checked once, before the run (remote.py).
+    """
     if not _chosen.server:
         _check_boxes()
 

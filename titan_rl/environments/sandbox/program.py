@@ -1,19 +1,19 @@
-"""A program for the sandbox, its limits, and what came of it."""
+"""Program for the sandbox, its limits, and its outcome."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Ending = Literal["ok", "error", "timeout", "memory", "output"]
-"""``error``: an exit code other than 0. The others: what it had too much of."""
+"""``error``: an exit code other than 0. ``timeout``, ``memory``, ``output``: the exceeded limit."""
 
 
 class SandboxFailed(RuntimeError):
-    """The sandbox failed, not the program in it."""
+    """Failure of the sandbox, not of the program in it."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program with all that it starts."""
+    """Limits of one program with all its child processes."""
 
     seconds: float = 5.0
     memory: int = 256 << 20
@@ -30,7 +30,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Call:
-    """One of a program's functions and plain values for it (values.py)."""
+    """Call of a program's function with plain values (values.py)."""
 
     function: str
     arguments: tuple[Any, ...] = ()
@@ -38,7 +38,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """Python source; after it has run, its functions are called."""
+    """Python source, with calls of its functions after it has run."""
 
     source: str
     stdin: str = ""
@@ -47,8 +47,8 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a function gave: a plain value, or why there is none."""
+class CallResult:
+    """Result of a call: a plain value, or an error."""
 
     value: Any = None
     error: str | None = None
@@ -56,21 +56,23 @@ class Given:
 
 @dataclass(frozen=True)
 class Outcome:
+    """End, output and call results of a program."""
+
     ending: Ending
     exit_code: int
     """Negative: the signal that ended it."""
     stdout: str
     stderr: str
-    given: tuple[Given, ...] | None
-    """By each call; None unless the program came to its end and gave as many."""
+    results: tuple[CallResult, ...] | None
+    """One for each call; None unless the program ended well and gave all."""
     seconds: float
     memory: int
-    """Bytes, the most that were seen."""
+    """Peak in bytes."""
 
 
 class Runner(Protocol):
-    """Who runs programs: boxes here (pool.py), or a server (remote.py)."""
+    """Runner of programs: boxes here (pool.py), or a server (remote.py)."""
 
     async def run(self, program: Program) -> Outcome:
-        """Errors: SandboxFailed."""
+        """Run a program to its end. Errors: SandboxFailed."""
         ...

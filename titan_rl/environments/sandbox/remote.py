@@ -1,6 +1,6 @@
-"""Programs at somebody else's server: SandboxFusion's single call, ``POST /run_code``, one for each program.
+"""Remote sandbox: SandboxFusion's single call, ``POST /run_code``, one for each program.
 
-    host ── a script: ours (inside/remote_program.py), with the program and its inputs ──▶ server: its own walls
+    host ── a script: ours (inside/remote_program.py), with program and inputs ──▶ server: its walls, its machine
          ◀── what the script printed: a report on the program, by a nonce ────────────
 
 What the server says of the run is no verdict: only a report counts, and whatever comes in its place (a page of errors,
@@ -23,9 +23,9 @@ import httpx
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Count, Seconds
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.sandbox.program import Call, Given, Limits, Outcome, Program, SandboxFailed
-from titan_rl.environments.sandbox.program_report import Ended, as_task, outcome_of
-from titan_rl.environments.servers.address import Address, checked_address, in_one_line, outside_of_a_loop
+from titan_rl.environments.sandbox.program import Call, CallResult, Limits, Outcome, Program, SandboxFailed
+from titan_rl.environments.sandbox.program_report import ExitReport, as_task, outcome_of
+from titan_rl.environments.servers.address import Address, checked_address, one_line, run_in_thread
 from titan_rl.environments.servers.http_session import HttpSession, read_object
 
 _SECTION, _EXAMPLE = "task.sandbox", "http://127.0.0.1:8080"
@@ -41,7 +41,7 @@ class RemoteConfig:
     """``[task.sandbox]``"""
 
     url: str = ""
-    """Of a server that speaks as SandboxFusion does."""
+    """Of a server with SandboxFusion's interface."""
     token_env: str = ""
     """Name of the environment variable that holds the server's token."""
     patience: Seconds = 10.0
@@ -51,7 +51,7 @@ class RemoteConfig:
 
 
 def remote_config(values: dict[str, Any]) -> RemoteConfig:
-    """Errors: ConfigError."""
+    """Parse and check ``[task.sandbox]``. Errors: ConfigError."""
     config = build_section(RemoteConfig, values, _SECTION)
     checked_address(_address(config), ("http", "https"), _EXAMPLE)
     if config.patience < _LEAST_PATIENCE:
@@ -68,15 +68,17 @@ def _address(config: RemoteConfig) -> Address:
 
 
 class RemoteSandbox:
-    """``Sandbox`` (pool.py) elsewhere. It keeps no connection: each call is by itself."""
+    """Runner of programs at a server, with a connection for each call."""
 
     def __init__(self, config: RemoteConfig):
         self._address, self._patience = _address(config), config.patience
         self._turns = asyncio.Semaphore(config.at_once)
 
     async def run(self, program: Program) -> Outcome:
-        """Each attempt ends ``patience`` after ``limits.seconds`` at the latest, not counting the wait for a turn.
-        Errors: SandboxFailed, after it was tried again."""
+        """Run a program; an attempt has ``limits.seconds`` and ``patience``, without the wait for a turn.
+
+        Errors: SandboxFailed, after three attempts.
+        """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self.run_once(program)
@@ -87,7 +89,7 @@ class RemoteSandbox:
         raise AssertionError("a program is tried once at least")
 
     async def run_once(self, program: Program) -> Outcome:
-        """Errors: SandboxFailed."""
+        """Run a program without a retry. Errors: SandboxFailed."""
         nonce, seconds = secrets.token_hex(16), program.limits.seconds + self._patience
         async with self._turns:
             try:
@@ -109,7 +111,7 @@ class RemoteSandbox:
         finally:
             await session.close()
         if status >= 400:
-            raise EnvironmentFailed(f"{self._address.url}/{_PATH} answered {status}: {in_one_line(text)}")
+            raise EnvironmentFailed(f"{self._address.url}/{_PATH} answered {status}: {one_line(text)}")
         return text
 
     async def close(self) -> None:
@@ -118,8 +120,8 @@ class RemoteSandbox:
 
 def _request(program: Program, nonce: str, patience: float) -> dict[str, Any]:
     """The program has a deadline of its own in the script, so that the server's comes later."""
-    given = as_task(program) | {"nonce": nonce, "limits": asdict(program.limits)}
-    code = f"{_script()}\nmain({json.dumps(given)!r})\n"
+    message = as_task(program) | {"nonce": nonce, "limits": asdict(program.limits)}
+    code = f"{_script()}\nmain({json.dumps(message)!r})\n"
     # standard input goes with the rest: whether a server ever closes its own is not known
     return dict(code=code, language="python", stdin="", run_timeout=program.limits.seconds + patience / 2)
 
@@ -144,22 +146,22 @@ def _outcome(program: Program, nonce: str, text: str) -> Outcome:
         report = json.loads(answer["run_result"]["stdout"])
         if report["nonce"] != nonce:
             raise ValueError("another nonce")
-        ended = Ended(_WHY[report["why"]], int(report["exit"]), float(report["seconds"]), int(report["memory"]))
-        said, stdout, stderr = (base64.b64decode(each, validate=True) for each in report["received"])
+        ended = ExitReport(_WHY[report["why"]], int(report["exit"]), float(report["seconds"]), int(report["memory"]))
+        reply, stdout, stderr = (base64.b64decode(part, validate=True) for part in report["received"])
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError, binascii.Error):
-        raise SandboxFailed(f"the server has no report on a program: {in_one_line(text)}") from None
-    return outcome_of(program, ended, said, stdout, stderr)
+        raise SandboxFailed(f"the server has no report on a program: {one_line(text)}") from None
+    return outcome_of(program, ended, reply, stdout, stderr)
 
 
 def check_server(values: dict[str, Any]) -> None:
-    """Errors: ConfigError if a program that is known does not end there as it must."""
+    """Run a known program at the server. Errors: ConfigError if it does not end as it must."""
     config = remote_config(values)
     calls, limits = (Call("double", (21,)),), Limits(seconds=10.0)
     program = Program("def double(x): return 2 * x\nprint(input())", "42\n", calls, limits)
     try:
-        outcome = outside_of_a_loop(_once(config, program))
-        if (outcome.stdout, outcome.given) != ("42\n", (Given(42),)):
-            raise SandboxFailed(f"a known program ended there with {outcome.ending}: {in_one_line(outcome.stderr)}")
+        outcome = run_in_thread(_once(config, program))
+        if (outcome.stdout, outcome.results) != ("42\n", (CallResult(42),)):
+            raise SandboxFailed(f"a known program ended there with {outcome.ending}: {one_line(outcome.stderr)}")
     except SandboxFailed as error:
         raise ConfigError(
             f"programs cannot be run at {_SECTION}.url = {config.url!r}: {error}; start the server, or correct it, or "

@@ -1,4 +1,4 @@
-"""The system calls that programs may make, as the kernel's filter takes them; every other one is not there (ENOSYS).
+"""Seccomp filter of the system calls that programs may make; every other one fails with ENOSYS.
 
 A program has no capabilities, and its namespaces hide what it could reach. What is left is what the kernel keeps for
 all of a machine's processes, so a call is on the list if Python's library, the interpreter's start or libc needs it,
@@ -98,7 +98,7 @@ _OPTIMIZE, _AS_A_TREE = 8, 2
 
 @cache
 def seccomp_filter() -> bytes:
-    """Instructions of the filter. Errors: SandboxFailed without libseccomp."""
+    """Instructions of the filter, for the kernel. Errors: SandboxFailed without libseccomp."""
     try:
         import pyseccomp as seccomp
     except (ImportError, OSError, RuntimeError) as error:
@@ -107,9 +107,9 @@ def seccomp_filter() -> bytes:
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
     for name in ALLOWED:
         rules.add_rule(seccomp.ALLOW, name)
-    for name, (which, values) in _ALLOWED_WITH.items():
+    for name, (argument, values) in _ALLOWED_WITH.items():
         for value in values:
-            rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(which, seccomp.EQ, value))
+            rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(argument, seccomp.EQ, value))
     for flags in (0, _FILES_SHARED, _THREAD | _FILES_SHARED):
         mask = _ANY_NAMESPACE | _THREAD | _FILES_SHARED
         rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, mask, flags))
@@ -117,9 +117,9 @@ def seccomp_filter() -> bytes:
         mask = _SHARED | _OF_NO_FILE | _HUGE
         rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, mask, flags))
     rules.add_rule(seccomp.ALLOW, "futex", seccomp.Arg(1, seccomp.MASKED_EQ, _PRIVATE, _PRIVATE))
-    for operations, said in ((_WAITS, errno.EAGAIN), (_WAKES, 0)):
+    for operations, error_number in ((_WAITS, errno.EAGAIN), (_WAKES, 0)):
         for operation in operations:
-            rules.add_rule(seccomp.ERRNO(said), "futex", seccomp.Arg(1, seccomp.EQ, operation))
+            rules.add_rule(seccomp.ERRNO(error_number), "futex", seccomp.Arg(1, seccomp.EQ, operation))
     # as on a file system that has none
     for command in _LOCKS:
         rules.add_rule(seccomp.ERRNO(errno.ENOLCK), "fcntl", seccomp.Arg(1, seccomp.EQ, command))

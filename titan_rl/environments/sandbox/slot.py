@@ -1,6 +1,6 @@
-"""One box from outside: a program at a time is handed in, watched, and what came of it read.
+"""One box from outside: sends in a program at a time, watches it, and reads its outcome.
 
-Everything that comes from a program is bytes from an enemy: bounded, and never more than decoded text and JSON.
+All bytes from a program are untrusted: bounded, and never more than decoded text and JSON.
 """
 
 import array
@@ -19,7 +19,7 @@ from typing import TypedDict
 from titan_rl.environments.sandbox.bubblewrap import command
 from titan_rl.environments.sandbox.groups import Group, new_group
 from titan_rl.environments.sandbox.program import Ending, Outcome, Program, SandboxFailed
-from titan_rl.environments.sandbox.program_report import BEGUN, Ended, as_task, outcome_of
+from titan_rl.environments.sandbox.program_report import BEGUN, ExitReport, as_task, outcome_of
 from titan_rl.environments.sandbox.seccomp import seccomp_filter
 
 _START_SECONDS = 20.0
@@ -29,7 +29,7 @@ _PIECE = 1 << 16
 
 
 class Report(TypedDict):
-    """What a box says of a program that has ended."""
+    """Report of a box on an ended program."""
 
     exit: int
     why: str
@@ -38,7 +38,7 @@ class Report(TypedDict):
 
 
 class Slot:
-    """Owns a box, and starts another where the last one is gone. One caller at a time, from any thread."""
+    """Owner of a box, restarted when it is gone. One caller at a time, from any thread."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen | None = None
@@ -46,35 +46,35 @@ class Slot:
         self._group: Group | None = None
 
     def start(self) -> socket.socket:
-        """The way to the box. Errors: SandboxFailed that says what bubblewrap said."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, tempfile.TemporaryFile() as seccomp, tempfile.TemporaryFile() as said:
+        """Start the box; gives its control socket. Errors: SandboxFailed with bubblewrap's message."""
+        host_end, box_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with box_end, tempfile.TemporaryFile() as seccomp, tempfile.TemporaryFile() as log:
             seccomp.write(seccomp_filter())
             seccomp.seek(0)
-            numbers = theirs.fileno(), seccomp.fileno()
-            line = command(*numbers)
+            descriptors = box_end.fileno(), seccomp.fileno()
+            line = command(*descriptors)
             try:
                 self._group = new_group()
-                line = line if self._group is None else self._group.entered(line)
+                line = line if self._group is None else self._group.entry_command(line)
             except OSError as error:
                 raise SandboxFailed(f"no control group for a box: {error}") from error
             # an empty environment: bubblewrap's own would be read by whoever is in the box
             self._process = subprocess.Popen(
-                line, pass_fds=numbers, env={}, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+                line, pass_fds=descriptors, env={}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-            self._control = ours
-            theirs.close()
-            ours.settimeout(_START_SECONDS)
+            self._control = host_end
+            box_end.close()
+            host_end.settimeout(_START_SECONDS)
             try:
-                is_ready = ours.recv(16) == b"ready"
+                is_ready = host_end.recv(16) == b"ready"
             except OSError:
                 is_ready = False
             if not is_ready:
                 self.close()
-                said.seek(0)
-                lines = said.read(4096).decode(errors="replace").strip().splitlines()
-                raise SandboxFailed(lines[-1] if lines else "the box said nothing")
-        return ours
+                log.seek(0)
+                lines = log.read(4096).decode(errors="replace").strip().splitlines()
+                raise SandboxFailed(lines[-1] if lines else "no output from the box")
+        return host_end
 
     def close(self) -> None:
         if self._process is not None:
@@ -89,7 +89,7 @@ class Slot:
             self._group = None
 
     def run(self, program: Program) -> Outcome:
-        """Errors: SandboxFailed if the box is at fault; another one is started for the next program."""
+        """Run a program. Errors: SandboxFailed by the box's fault; the next program starts another."""
         control = self._control
         if control is None or self._process is None or self._process.poll() is not None:
             self.close()
@@ -101,7 +101,7 @@ class Slot:
             self.close()
             raise SandboxFailed(str(error)) from error
         finally:
-            if run.goes_on:
+            if run.is_still_running:
                 self.close()
 
 
@@ -111,33 +111,33 @@ class _Run:
     def __init__(self, control: socket.socket, program: Program, group: Group | None):
         self.control, self.program, self.limits, self.group = control, program, program.limits, group
         self.why: Ending | None = None
-        """Why it was told to end."""
-        self.goes_on = False
-        """It was, and has not ended yet: what it has takes long to undo."""
+        """Reason of the order to kill it."""
+        self.is_still_running = False
+        """Whether it was killed and has not ended yet."""
 
     def outcome(self) -> Outcome:
         if self.group is not None:
             self.group.bound(self.limits)
         with ExitStack() as stack:
-            self.task = self._hand_in(stack)
+            self.task = self._send_program(stack)
             self.received = {self.task.fileno(): b"", self.stdout: b"", self.stderr: b""}
             report = self._watch()
             for number in self.received:  # what had been written at the end: nobody is left to write more
-                while self._receive(number) and not self.goes_on:
+                while self._receive(number) and not self.is_still_running:
                     pass
-        return self._told(report)
+        return self._outcome(report)
 
-    def _hand_in(self, stack: ExitStack) -> socket.socket:
+    def _send_program(self, stack: ExitStack) -> socket.socket:
         """Three ways to and from the program, of which the box has the other ends."""
-        task, theirs = socket.socketpair()
+        task, box_end = socket.socketpair()
         stack.enter_context(task)
         (self.stdout, out), (self.stderr, err) = os.pipe(), os.pipe()
         stack.callback(os.close, self.stdout)
         stack.callback(os.close, self.stderr)
-        with theirs:
+        with box_end:
             limits = {name: getattr(self.limits, name) for name in ("seconds", "memory", "disk", "files", "processes")}
             try:
-                numbers = array.array("i", [theirs.fileno(), out, err])
+                numbers = array.array("i", [box_end.fileno(), out, err])
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
                 self.control.sendmsg([json.dumps(limits).encode()], ancillary)
             finally:
@@ -154,29 +154,29 @@ class _Run:
         poll, task, control = select.poll(), self.task.fileno(), self.control.fileno()
         for number in (self.stdout, self.stderr, control):
             poll.register(number, select.POLLIN)
-        wanted = select.POLLOUT if self._send() else 0
+        task_events = select.POLLOUT if self._send() else 0
         # what is said there besides is "begun", which can wait: each time that this is woken takes others' time
-        wanted |= select.POLLIN if self.program.calls else 0
-        if wanted:
-            poll.register(task, wanted)
+        task_events |= select.POLLIN if self.program.calls else 0
+        if task_events:
+            poll.register(task, task_events)
         start = time.monotonic()
         deadline = start + self.limits.seconds
         report: Report | None = None
         while report is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 if self.why is not None:
-                    self.goes_on = True
+                    self.is_still_running = True
                     return Report(exit=-signal.SIGKILL, why=self.why, seconds=time.monotonic() - start, memory=0)
                 self._end("timeout")
                 deadline = time.monotonic() + _KILL_SECONDS
                 continue
-            for number, events in poll.poll(math.ceil(1000 * left)):
+            for number, events in poll.poll(math.ceil(1000 * remaining)):
                 if number == control:
                     report = self._take_report()
                     continue
                 if events & select.POLLOUT and not self._send():
-                    poll.modify(number, wanted & ~select.POLLOUT)
+                    poll.modify(number, task_events & ~select.POLLOUT)
                 if events & ~select.POLLOUT and self._receive(number) is False:
                     poll.unregister(number)
                 if len(self.received[number]) > self.limits.output and self.why is None:
@@ -189,13 +189,13 @@ class _Run:
         self.control.send(b"kill")
 
     def _take_report(self) -> Report:
-        said = self.control.recv(4096)
-        if not said:
+        message = self.control.recv(4096)
+        if not message:
             raise SandboxFailed("the box died")
         try:
-            return json.loads(said)
+            return json.loads(message)
         except (ValueError, RecursionError):
-            raise SandboxFailed("the box said nonsense") from None
+            raise SandboxFailed("invalid reply of the box") from None
 
     def _send(self) -> bool:
         """Some more of the program; whether there is more to send."""
@@ -221,12 +221,12 @@ class _Run:
         self.received[number] = (self.received[number] + part)[: self.limits.output + len(BEGUN) + 1]
         return bool(part)
 
-    def _told(self, report: Report) -> Outcome:
+    def _outcome(self, report: Report) -> Outcome:
         """Errors: SandboxFailed for a program that did not begin."""
         try:
             is_over = report["why"] == "memory" or (self.group is not None and self.group.has_ended_any())
             why = self.why or ("memory" if is_over else None)
-            how = Ended(why, int(report["exit"]), float(report["seconds"]), int(report["memory"]))
+            how = ExitReport(why, int(report["exit"]), float(report["seconds"]), int(report["memory"]))
         except (ValueError, TypeError, LookupError, OverflowError):
             raise SandboxFailed("the box has no report on a program") from None
         return outcome_of(self.program, how, *self.received.values())

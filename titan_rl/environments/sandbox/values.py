@@ -1,4 +1,4 @@
-"""Plain values as JSON that tells types apart, and a comparison that does.
+"""Plain values as JSON with types, and a typed comparison.
 
 ``1``, ``1.0`` and ``True`` are three values here: equality is decided outside the sandbox, by nothing that a program
 could have redefined. inside/running.py has the other end.
@@ -12,21 +12,21 @@ _MOST_DEEP = 60
 
 
 def encode(value: Any) -> Any:
-    """As JSON takes it. Errors: TypeError for what is no plain value."""
+    """Encode a plain value for JSON. Errors: TypeError for what is no plain value."""
     kind = type(value)
     if kind in (str, bool, type(None)):
         return value
     if kind in (int, float):
         return {kind.__name__: repr(value)}
     if kind in _SEQUENCES.values():
-        return {kind.__name__: [encode(each) for each in value]}
+        return {kind.__name__: [encode(item) for item in value]}
     if kind is dict:
-        return {"dict": [[encode(key), encode(each)] for key, each in value.items()]}
+        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
     raise TypeError(f"{kind.__name__} is no plain value")
 
 
 def decode(value: Any, depth: int = 0) -> Any:
-    """What a program says that its function gave. Errors: ValueError for what none could have given."""
+    """Decode a value from a program. Errors: ValueError for what ``encode`` cannot make."""
     if value is None or type(value) in (str, bool):
         return value
     if type(value) is not dict or len(value) != 1 or depth > _MOST_DEEP:
@@ -36,16 +36,16 @@ def decode(value: Any, depth: int = 0) -> Any:
         if kind in ("int", "float") and type(inner) is str:
             return int(inner) if kind == "int" else float(inner)
         if kind in _SEQUENCES and type(inner) is list:
-            return _SEQUENCES[kind](decode(each, depth + 1) for each in inner)
+            return _SEQUENCES[kind](decode(item, depth + 1) for item in inner)
         if kind == "dict" and type(inner) is list:
-            return {decode(key, depth + 1): decode(each, depth + 1) for key, each in inner}
+            return {decode(key, depth + 1): decode(item, depth + 1) for key, item in inner}
     except (TypeError, ValueError):  # what cannot be a key, pairs that are none, digits beyond Python's bound
         pass
     raise ValueError("no plain value")
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, with equal types all the way down; a float that is no number is equal to none."""
+    """Whether values and all their types are equal; NaN equals nothing."""
     return _typed(one) == _typed(other)
 
 
@@ -57,5 +57,5 @@ def _typed(value: Any) -> Hashable:
     if kind in (set, frozenset):
         return kind, frozenset(map(_typed, value))
     if kind is dict:
-        return kind, frozenset((_typed(key), _typed(each)) for key, each in value.items())
+        return kind, frozenset((_typed(key), _typed(item)) for key, item in value.items())
     return kind, object() if value != value else value

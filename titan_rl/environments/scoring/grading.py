@@ -1,7 +1,7 @@
-"""A grader beside the reward: a second opinion of each sampled answer, which nothing is trained on.
+"""Grader: a second scorer of each sampled answer, for monitoring only.
 
-It scores in processes of its own, as rewards do, so it can neither hurt a reward nor be talked to by one. A grade that
-cannot be had is missing, and said so; the sample stays what it is.
+It scores in processes of its own, as rewards do, so it can neither hurt a reward nor be talked to by one. A failed
+grade is missing, with its reason; the sample stays as it is.
 """
 
 import asyncio
@@ -18,34 +18,39 @@ from titan_rl.environments.scoring.scorer import Scorer
 
 
 def graded_task(task: TaskConfig, grader: str) -> TaskConfig:
-    """The same task, scored by ``eval.grader``."""
-    alone = replace(task, reward="", rewards={})
-    return alone if grader == OWN_SCORE else replace(alone, reward=grader, scoring="auto")
+    """Configuration of the same task, scored by ``eval.grader``."""
+    unrewarded = replace(task, reward="", rewards={})
+    return unrewarded if grader == OWN_SCORE else replace(unrewarded, reward=grader, scoring="auto")
 
 
 def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
-    """Errors: ConfigError for a grader that is the reward itself, is not there, or cannot grade this task."""
-    said = f"eval.grader = {grader!r}"
+    """Check ``eval.grader``.
+
+    Errors: ConfigError for a grader that is the reward itself, is not there, or cannot grade this task.
+    """
+    setting = f"eval.grader = {grader!r}"
     if grader in (task.rewards or {task.reward or OWN_SCORE}):
-        raise ConfigError(f"{said} is the reward itself: name a function that nothing is trained on, or leave it out")
+        raise ConfigError(
+            f"{setting} is the reward itself: name a function that nothing is trained on, or leave it out"
+        )
     if grader not in (OWN_SCORE, JUDGE):
-        check_signature(said, resolve("eval.grader", grader, folders), ("prompt", "completion", "row"))
+        check_signature(setting, resolve("eval.grader", grader, folders), ("prompt", "completion", "row"))
     try:
         make_task(graded_task(task, grader), folders).prompt("check", 0, 0)
     except ConfigError as error:
-        raise ConfigError(f"{said} cannot grade this task: {error}") from None
+        raise ConfigError(f"{setting} cannot grade this task: {error}") from None
 
 
 class GradedScorer:
-    """A scorer, and a grader that works beside it."""
+    """Scorer with an optional grader beside it."""
 
-    def __init__(self, task: TaskConfig, grader: str, folders: Sequence[str], timeout: float, at_once: int):
-        """``grader``: empty for none. ``timeout``: seconds for one answer, of either; ``at_once``: side by side."""
-        self.scorer = Scorer(task, folders, timeout, at_once)
-        self.grader = Scorer(graded_task(task, grader), folders, timeout, at_once) if grader else None
+    def __init__(self, task: TaskConfig, grader: str, folders: Sequence[str], timeout: float, concurrency: int):
+        """``grader``: empty for none. ``timeout``: seconds for one answer, of either; ``concurrency``: side by side."""
+        self.scorer = Scorer(task, folders, timeout, concurrency)
+        self.grader = Scorer(graded_task(task, grader), folders, timeout, concurrency) if grader else None
 
     async def start(self) -> int:
-        """The scorer's process id."""
+        """Start both; give the scorer's process id."""
         await asyncio.gather(self.scorer.start(), *([self.grader.start()] if self.grader else []))
         assert self.scorer.process is not None, "it has just been started"
         return self.scorer.process.pid
@@ -56,7 +61,7 @@ class GradedScorer:
                 await scorer.close()
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
-        """As ``Scorer.score``, with grades; the seconds are the scorer's."""
+        """Score with grades, otherwise as ``Scorer.score``; the seconds are the scorer's."""
         if self.grader is None:
             return await self.scorer.score(prompt, rollouts)
         (scores, seconds), (grades, _) = await asyncio.gather(

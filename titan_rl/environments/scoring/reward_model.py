@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PART = "reward_model"
-"""The name of its reward among a rollout's ``reward_parts``."""
+"""Name of its reward in a rollout's ``reward_parts``."""
 
 
 class RewardModelScorer(ScoringProcess):
-    """One such process, started anew whenever it dies or an answer takes too long."""
+    """Process of a reward model, restarted when it dies or is late."""
 
     def __init__(self, path: str, timeout: float, start_seconds: float, ends: Collection[int] = ()):
-        """``ends``: tokens that it is not to read where a rollout ends with one."""
+        """``ends``: end tokens, cut from a rollout before it is scored."""
         command = ("-m", "titan_rl.environments.scoring.reward_model", path, str(timeout))
         super().__init__(f"the reward model {path}", command, timeout, start_seconds)
         self.ends = ends
 
     async def score_tokens(self, rollouts: Sequence[np.ndarray]) -> tuple[list[Score], float]:
-        """A score for each rollout's tokens [T], and the seconds that they took together."""
+        """Score each rollout's tokens [T]; gives the scores, and the seconds for all."""
         lines = [json.dumps({"tokens": self._read(tokens)}) for tokens in rollouts]
         distinct = list(dict.fromkeys(lines))
         scores, seconds = await self.score_lines(distinct)
@@ -45,13 +45,16 @@ class RewardModelScorer(ScoringProcess):
         return [score_of[line] for line in lines], seconds
 
     def _read(self, tokens_T: np.ndarray) -> list[int]:
-        """What of a rollout is read."""
+        """Tokens without the end token."""
         tokens = tokens_T.tolist()
         return tokens[:-1] if len(tokens) > 1 and tokens[-1] in self.ends else tokens
 
 
 def load_reward_model(path: str) -> "PreTrainedModel":
-    """Errors: whatever transformers raises. No code of the directory's is run, and nothing in it unpickled."""
+    """Load a reward model in fp32.
+
+    Errors: whatever transformers raises. No code of the directory's is run, and nothing in it unpickled.
+    """
     from transformers import AutoModelForSequenceClassification
 
     settings = {"trust_remote_code": False, "use_safetensors": True, "dtype": "float32", "local_files_only": True}
@@ -61,7 +64,7 @@ def load_reward_model(path: str) -> "PreTrainedModel":
 
 
 def reward_of(model: "PreTrainedModel", tokens: list[int]) -> float:
-    """What the model's head says at the last of these tokens."""
+    """Reward of these tokens: output of the model's head at the last one."""
     import torch
 
     with torch.inference_mode():
@@ -84,4 +87,4 @@ def _result(model: "PreTrainedModel", request: dict[str, Any]) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    serve(partial(_load, sys.argv[1]), float(sys.argv[2]), most=available_cores())
+    serve(partial(_load, sys.argv[1]), float(sys.argv[2]), max_workers=available_cores())

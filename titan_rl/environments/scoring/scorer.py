@@ -1,4 +1,4 @@
-"""Scores by the task, in a scoring process: ``python -m titan_rl.environments.scoring.scorer``."""
+"""Scorer of a task's answers, in a process of its own: ``python -m titan_rl.environments.scoring.scorer``."""
 
 import json
 import resource
@@ -23,26 +23,26 @@ _MESSAGE_CHARACTERS = 500
 
 
 class Scorer(ScoringProcess):
-    """``timeout``: seconds for one answer; ``at_once``: how many are scored side by side, at most."""
+    """Scoring process of a task. ``timeout``: seconds for one answer; ``concurrency``: most answers side by side."""
 
-    def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float, at_once: int):
-        arguments = json.dumps(asdict(task)), json.dumps(list(folders)), str(timeout), str(at_once)
+    def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float, concurrency: int):
+        arguments = json.dumps(asdict(task)), json.dumps(list(folders)), str(timeout), str(concurrency)
         command = "-m", "titan_rl.environments.scoring.scorer", *arguments
         secrets = [*key_variables(task), *filter(None, [task.sandbox.get("token_env")])]
         super().__init__(f"the scorer of task {task.name}", command, timeout, secrets=secrets)
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
-        """A score for each rollout's answers, and the seconds until all were there."""
-        asked = asdict(prompt)
-        return await self.score_lines([json.dumps({"prompt": asked, "answers": answers}) for answers in rollouts])
+        """Score each rollout's answers; gives the scores, and the seconds for all."""
+        fields = asdict(prompt)
+        return await self.score_lines([json.dumps({"prompt": fields, "answers": answers}) for answers in rollouts])
 
 
 def _load(task: TaskConfig, folders: Sequence[str]) -> Answer:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    made = make_task(task, folders)
-    made.prepare_scoring()
-    return partial(_result, made)
+    loaded = make_task(task, folders)
+    loaded.prepare_scoring()
+    return partial(_result, loaded)
 
 
 def _result(task: Task, request: dict[str, Any]) -> dict[str, Any]:

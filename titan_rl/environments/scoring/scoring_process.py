@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from titan_rl.environments.conversation.json_lines_process import LineProcess, ProcessGone
+from titan_rl.environments.conversation.json_lines_process import LineProcess, ProcessDied
 from titan_rl.environments.interfaces.score import Score, read_score
 from titan_rl.mesh.processes.deadlines import together
 from titan_rl.mesh.processes.processes import MARK
@@ -20,7 +20,7 @@ _HANDED_ON = ("PATH", "PYTHONPATH", "HOME", "TMPDIR", MARK)
 
 
 class ScoringProcess(LineProcess):
-    """A process that scores many answers at once."""
+    """Child process that scores many answers side by side."""
 
     def __init__(
         self,
@@ -30,15 +30,15 @@ class ScoringProcess(LineProcess):
         start_seconds: float = _START_SECONDS,
         secrets: Sequence[str] = (),
     ):
-        """``command``: what Python runs. ``timeout``: seconds for an answer, which the other end holds to.
-        ``secrets``: variables of the environment that it is given besides."""
+        """``command``: arguments of Python. ``timeout``: seconds for an answer, kept by the child itself.
+        ``secrets``: further environment variables that are passed on."""
         environment = {key: os.environ[key] for key in (*_HANDED_ON, *secrets) if key in os.environ}
         super().__init__(
             name, (sys.executable, *command), environment | {"OMP_NUM_THREADS": "1"}, timeout, start_seconds
         )
 
     async def score_lines(self, lines: list[str]) -> tuple[list[Score], float]:
-        """A score for each, side by side, and the seconds until the last of them. Errors: RuntimeError when closed."""
+        """Score all lines side by side; gives the scores, and the seconds for all. Errors: RuntimeError when closed."""
         start = time.perf_counter()
         scores = await together(self._score(line) for line in lines)
         return scores, time.perf_counter() - start
@@ -47,6 +47,6 @@ class ScoringProcess(LineProcess):
         for _ in range(_ATTEMPTS):
             try:
                 return read_score(await self.ask(line))
-            except ProcessGone:  # with all that it had: no answer does that, so each is asked for again
+            except ProcessDied:  # with all that it had: no answer does that, so each is asked for again
                 continue
         return Score("infra_error", {}, f"the scorer process died {_ATTEMPTS} times")

@@ -1,9 +1,9 @@
-"""The far end of a scoring process (scoring_process.py): lines come in, and are answered side by side.
+"""Child side of a scoring process (scoring_process.py): requests as lines, answered side by side.
 
     verifier ──"7 {...}"──▶ this process ──{...}──▶ worker, a fork of it that has one line at a time
              ◀─"7 {...}"──               ◀─{...}──
 
-A worker that hangs or dies takes no other answer with it, and nobody's code has to bear threads. Workers are forked as
+A worker that hangs or dies takes no other answer with it, and no scorer has to be thread-safe. Workers are forked as
 they are needed: while fewer of them compute than there are cores, since scores that wait for a server cost nothing, and
 scores that compute would only be late for each other's sake. Where none computes, as many lines more are handed out as
 are found to wait, so that a burst of them is soon under way.
@@ -40,21 +40,24 @@ _LINE_BYTES = 1 << 20
 
 @dataclass
 class Worker:
+    """Forked worker with one line at a time."""
+
     pid: int
     connection: socket.socket
     line: int | None = None
-    """The number of that which it answers."""
+    """Number of the line in work; None: idle."""
     begun: float = 0.0
     unsent: bytes = b""
-    said: bytes = b""
+    received: bytes = b""
     was_stopped: bool = False
 
     def send(self) -> None:
+        """Send as much of the line as the socket takes."""
         with suppress(BlockingIOError, BrokenPipeError):
             self.unsent = self.unsent[self.connection.send(self.unsent) :]
 
     def end(self) -> None:
-        """With whatever it started."""
+        """Kill the worker's process group."""
         for kill in (os.killpg, os.kill):  # it may not be the head of its group yet
             with suppress(ProcessLookupError):
                 kill(self.pid, signal.SIGKILL)
@@ -64,20 +67,20 @@ class Worker:
 
 @dataclass
 class Workers:
-    """Owns them. ``most``: how many there may be."""
+    """Owner of the workers. ``max_workers``: limit of their number."""
 
     answer: Answer
     timeout: float
-    most: int
+    max_workers: int
     output: int
-    """The descriptor on which answers leave."""
+    """Descriptor for answers."""
     workers: list[Worker] = field(default_factory=list)
     waiting: deque[tuple[int, bytes]] = field(default_factory=deque)
     _patrolled: float = 0.0
 
     def serve(self) -> None:
-        """Until standard input ends."""
-        gc.freeze()  # what is there by now is shared with the workers, and stays so
+        """Answer lines until standard input ends."""
+        gc.freeze()  # the memory by now is shared with the workers, and stays so
         received = b""
         while True:
             readable, writable, _ = select.select(
@@ -89,22 +92,23 @@ class Workers:
             for worker in [w for w in self.workers if w.connection in writable]:
                 worker.send()
             for worker in [w for w in self.workers if w.connection in readable]:
-                self._hear(worker)
+                self._receive(worker)
             if 0 in readable:
                 chunk = os.read(0, _LINE_BYTES)
                 if not chunk:
                     return
                 *lines, received = (received + chunk).split(b"\n")
                 self.waiting += [(int(number), text) for number, _, text in (line.partition(b" ") for line in lines)]
-            self._patrol()
-            self._hand_out()
+            self._check_workers()
+            self._dispatch()
 
     def close(self) -> None:
+        """Kill all workers."""
         for worker in self.workers:
             worker.end()
 
     def _patience(self) -> float | None:
-        """Seconds until something must be looked at without having been heard of."""
+        """Timeout of ``select`` in seconds; None: no deadline is running."""
         if self.waiting:
             return _LOOK_SECONDS
         return self._between_patrols if any(w.line is not None for w in self.workers) else None
@@ -113,10 +117,10 @@ class Workers:
     def _between_patrols(self) -> float:
         return min(_PATROL_SECONDS, self.timeout / 2)
 
-    def _hand_out(self) -> None:
+    def _dispatch(self) -> None:
         for _ in range(min(self._room(), len(self.waiting)) if self.waiting else 0):
             idle = next((w for w in self.workers if w.line is None), None)
-            if idle is None and (len(self.workers) == self.most or self._is_any_done()):
+            if idle is None and (len(self.workers) == self.max_workers or self._is_any_done()):
                 return
             worker = idle or self._fork()
             worker.line, text = self.waiting.popleft()
@@ -134,7 +138,7 @@ class Workers:
         return max(available_cores() - computing, 0) if computing else available_cores() + len(states)
 
     def _fork(self) -> Worker:
-        ours, theirs = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -142,40 +146,45 @@ class Workers:
                 os.setpgid(0, 0)
                 _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() == parent:
-                    self._become(theirs, ours)
+                    self._run_worker(child_end, parent_end)
             finally:
                 os._exit(1)
-        theirs.close()
-        ours.setblocking(False)
-        worker = Worker(pid, ours)
+        child_end.close()
+        parent_end.setblocking(False)
+        worker = Worker(pid, parent_end)
         self.workers.append(worker)
         return worker
 
-    def _become(self, connection: socket.socket, ours: socket.socket) -> None:
+    def _run_worker(self, connection: socket.socket, parent_end: socket.socket) -> None:
         """In the fork: answers lines until the other end is closed."""
-        for one in (ours, *(worker.connection for worker in self.workers)):
-            one.close()
+        for inherited in (parent_end, *(worker.connection for worker in self.workers)):
+            inherited.close()
         os.close(self.output)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for line in connection.makefile("rb"):
             connection.sendall(json.dumps(self.answer(json.loads(line))).encode() + b"\n")
 
-    def _hear(self, worker: Worker) -> None:
+    def _receive(self, worker: Worker) -> None:
         try:
             chunk = worker.connection.recv(_LINE_BYTES)
         except (BlockingIOError, ConnectionResetError):
             chunk = b""
-        worker.said += chunk
-        if chunk and worker.line is not None and len(worker.said) <= _LINE_BYTES and not worker.said.endswith(b"\n"):
+        worker.received += chunk
+        if (
+            chunk
+            and worker.line is not None
+            and len(worker.received) <= _LINE_BYTES
+            and not worker.received.endswith(b"\n")
+        ):
             return  # there is more to come
-        if worker.line is not None and worker.said.count(b"\n") == 1 and worker.said.endswith(b"\n"):
-            self._tell(worker, worker.said)
-            worker.said = b""
+        if worker.line is not None and worker.received.count(b"\n") == 1 and worker.received.endswith(b"\n"):
+            self._send_result(worker, worker.received)
+            worker.received = b""
         else:
-            self._give_up(worker, "infra_error", "the scorer process died or answered nonsense")
+            self._fail(worker, "infra_error", "the scorer process died or sent an invalid reply")
 
-    def _patrol(self) -> None:
+    def _check_workers(self) -> None:
         now = time.monotonic()
         if now < self._patrolled + self._between_patrols:
             return
@@ -183,27 +192,27 @@ class Workers:
         for worker in [w for w in self.workers if w.line is not None]:
             is_stopped = process_state(worker.pid) == "T"
             if is_stopped and worker.was_stopped:  # which no answer can do
-                self._give_up(worker, "infra_error", "the scorer process was stopped by a signal")
+                self._fail(worker, "infra_error", "the scorer process was stopped by a signal")
             elif now > worker.begun + self.timeout and not is_stopped:
-                self._give_up(worker, "timeout", f"scoring took longer than {self.timeout} s")
+                self._fail(worker, "timeout", f"scoring took longer than {self.timeout} s")
             worker.was_stopped = is_stopped
 
-    def _give_up(self, worker: Worker, status: str, message: str) -> None:
+    def _fail(self, worker: Worker, status: str, message: str) -> None:
         worker.end()
         self.workers.remove(worker)
         if worker.line is not None:
-            self._tell(worker, json.dumps(dict(status=status, parts={}, message=message)).encode() + b"\n")
+            self._send_result(worker, json.dumps(dict(status=status, parts={}, message=message)).encode() + b"\n")
 
-    def _tell(self, worker: Worker, result: bytes) -> None:
-        said, worker.line = b"%d %s" % (worker.line, result), None
-        while said:
-            said = said[os.write(self.output, said) :]
+    def _send_result(self, worker: Worker, result: bytes) -> None:
+        unsent, worker.line = b"%d %s" % (worker.line, result), None
+        while unsent:
+            unsent = unsent[os.write(self.output, unsent) :]
 
 
-def serve(load: Callable[[], Answer], timeout: float, most: int) -> None:
-    """Says ``"ready"``, or in one line why ``load`` failed; then answers until standard input ends.
+def serve(load: Callable[[], Answer], timeout: float, max_workers: int) -> None:
+    """Print ``"ready"``, or the error of ``load``; then answer until standard input ends.
 
-    ``load`` gives what answers a line. ``most``: workers that there may be.
+    ``load`` gives the function from a request to its answer. ``max_workers``: limit of workers.
     """
     output = os.dup(1)
     os.set_inheritable(output, False)
@@ -214,7 +223,7 @@ def serve(load: Callable[[], Answer], timeout: float, most: int) -> None:
         why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         os.write(output, json.dumps(why).encode() + b"\n")
         return
-    workers = Workers(answer, timeout, most, output)
+    workers = Workers(answer, timeout, max_workers, output)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.write(output, b'"ready"\n')
     try:

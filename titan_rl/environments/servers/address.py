@@ -1,4 +1,4 @@
-"""Where a server is: one address, as the user wrote it. Nothing else is contacted, and no redirect is followed."""
+"""Address of a server, as the user wrote it. Nothing else is contacted, and no redirect is followed."""
 
 import asyncio
 import ipaddress
@@ -14,18 +14,20 @@ from titan_rl.environments.interfaces.environment import EnvironmentFailed
 
 T = TypeVar("T")
 _SHOWN = 300
-"""Characters of what a server says."""
+"""Characters of a server's reply in a message."""
 SECTION = "task.options"
 SETTING = f"{SECTION}.url"
 
 
 @dataclass(frozen=True)
 class Address:
+    """URL and token variable of a server."""
+
     url: str
     token_env: str = ""
-    """Name of the environment variable that holds what the server knows us by; the value is in no record and no log."""
+    """Name of the environment variable with the server's token; its value is in no record and no log."""
     section: str = SECTION
-    """Of the settings that it is from."""
+    """Section of the settings, for messages."""
 
     @property
     def parts(self) -> SplitResult:
@@ -33,7 +35,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is on this machine, which no proxy of the environment can reach."""
+        """Whether the server is on this machine, past every proxy."""
         host = self.parts.hostname
         try:
             return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
@@ -41,7 +43,7 @@ class Address:
             return False
 
     def headers(self) -> dict[str, str]:
-        """Errors: EnvironmentFailed."""
+        """Authorization header, if a token is set. Errors: EnvironmentFailed for a missing or unusable token."""
         if not self.token_env:
             return {}
         if not (token := os.environ.get(self.token_env)):
@@ -52,37 +54,37 @@ class Address:
 
 
 def read_address(task_name: str, url: str, token_env: str, schemes: tuple[str, ...], example: str) -> Address:
-    """Of a task's own server. Errors: ConfigError."""
+    """Checked address of a task's server. Errors: ConfigError."""
     if not url:
         raise ConfigError(f"task.name = {task_name!r} needs {SETTING}, where its server is: give it as {example!r}")
     return checked_address(Address(url, token_env), schemes, example)
 
 
 def checked_address(address: Address, schemes: tuple[str, ...], example: str) -> Address:
-    """The same address. Errors: ConfigError."""
+    """Check an address and return it. Errors: ConfigError."""
     setting = f"{address.section}.url"
-    said, like = f"{setting} = {address.url!r}", f"give it as {example!r}"
+    assignment, hint = f"{setting} = {address.url!r}", f"give it as {example!r}"
     try:
         parts = address.parts
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"{said}: {error}: {like}") from None
+        raise ConfigError(f"{assignment}: {error}: {hint}") from None
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
             f"{setting} has more than an address, which a run would record: leave out what is before an @ or behind a "
             f"'?' or '#', and name the variable that holds a token in {address.section}.token_env"
         )
     if parts.scheme not in schemes or not parts.hostname or port == 0:
-        raise ConfigError(f"{said}: {like}")
+        raise ConfigError(f"{assignment}: {hint}")
     return address
 
 
-def in_one_line(said: object) -> str:
-    """What somebody else says, as a message may hold it."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(said)[: 10 * _SHOWN]).split())[:_SHOWN]
+def one_line(text: object) -> str:
+    """External text in one printable line, cut to 300 characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)[: 10 * _SHOWN]).split())[:_SHOWN]
 
 
-def outside_of_a_loop(work: Coroutine[Any, Any, T]) -> T:
-    """A coroutine's result, for a caller that may itself be called by an event loop."""
+def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in an event loop of its own thread, for callers inside of a loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.servers.address import Address, in_one_line
+from titan_rl.environments.servers.address import Address, one_line
 
 _MAX_BYTES = 16 << 20
-"""Of an answer."""
+"""Of a response."""
 _LATER = (408, 425, 429)
 """Of the 4xx those that find fault with the moment alone."""
 _CLOSE_SECONDS = 5.0
@@ -24,37 +24,40 @@ AS_IT_IS = {"Accept-Encoding": "identity"}
 """Headers of a request whose answer is read by ``read_body``."""
 
 
-async def read_body(response: httpx.Response, said: str) -> bytes:
-    """All of an answer that is being streamed. Errors: EnvironmentFailed for a compressed one, or one of 16 MiB."""
-    _check_encoding(response, said)
-    read = bytearray()
+async def read_body(response: httpx.Response, source: str) -> bytes:
+    """Read a streamed response; ``source``: its URL, for errors.
+
+    Errors: EnvironmentFailed for a compressed one, or one of 16 MiB.
+    """
+    _check_encoding(response, source)
+    received = bytearray()
     async for part in response.aiter_raw():
-        _add(read, part, said)
-    return bytes(read)
+        _add(received, part, source)
+    return bytes(received)
 
 
-def read_body_now(response: httpx.Response, said: str) -> bytes:
-    """The same where nothing is awaited."""
-    _check_encoding(response, said)
-    read = bytearray()
+def read_body_now(response: httpx.Response, source: str) -> bytes:
+    """Read a streamed response, without await; otherwise as ``read_body``."""
+    _check_encoding(response, source)
+    received = bytearray()
     for part in response.iter_raw():
-        _add(read, part, said)
-    return bytes(read)
+        _add(received, part, source)
+    return bytes(received)
 
 
-def _check_encoding(response: httpx.Response, said: str) -> None:
+def _check_encoding(response: httpx.Response, source: str) -> None:
     """A few bytes, unpacked twice, are as many as one likes: what was not asked for is not unpacked."""
     if (encoding := response.headers.get("Content-Encoding", "identity")).strip().lower() not in ("", "identity"):
         raise EnvironmentFailed(
-            f"{said} answered with Content-Encoding {in_one_line(encoding)!r}, where identity was asked for: let the "
+            f"{source} answered with Content-Encoding {one_line(encoding)!r}, where identity was asked for: let the "
             f"server send what it says as it is"
         )
 
 
-def _add(read: bytearray, part: bytes, said: str) -> None:
-    read += part
-    if len(read) > _MAX_BYTES:
-        raise EnvironmentFailed(f"{said} answered with more than {_MAX_BYTES >> 20} MiB")
+def _add(received: bytearray, part: bytes, source: str) -> None:
+    received += part
+    if len(received) > _MAX_BYTES:
+        raise EnvironmentFailed(f"{source} answered with more than {_MAX_BYTES >> 20} MiB")
 
 
 @lru_cache(maxsize=1)
@@ -64,11 +67,11 @@ def _certificates() -> ssl.SSLContext:
 
 
 class Unavailable(EnvironmentFailed):
-    """The server could not be reached, or failed within (5xx): nothing is wrong with what it was asked."""
+    """Server unreachable, or failed (5xx): the request itself is valid."""
 
 
 class HttpSession:
-    """Errors of all calls: EnvironmentFailed."""
+    """Session with one server. Errors of all calls: EnvironmentFailed."""
 
     def __init__(self, address: Address, timeout: float | None):
         """``timeout``: seconds for an answer, however slowly it comes; None: the caller has a deadline of its own."""
@@ -87,20 +90,20 @@ class HttpSession:
         return self._client
 
     async def post(self, path: str, body: Any) -> tuple[int, str]:
-        """Status and text of an answer that is a success or finds fault with what it was asked (4xx)."""
-        said = f"{self.address.url}/{path}"
+        """Post JSON; gives status and text of a success, or of a refusal (4xx)."""
+        source = f"{self.address.url}/{path}"
         try:
             async with asyncio.timeout(self.timeout):
                 status, text = await self._read(path, body)
         except TimeoutError as error:
-            message = f"{said} did not answer within task.options.timeout = {self.timeout:g} s"
+            message = f"{source} did not answer within task.options.timeout = {self.timeout:g} s"
             raise EnvironmentFailed(message) from error
         except httpx.HTTPError as error:
-            raise Unavailable(f"{said}: {type(error).__name__}: {in_one_line(error)}") from error
+            raise Unavailable(f"{source}: {type(error).__name__}: {one_line(error)}") from error
         if status >= 500 or status in _LATER:
-            raise Unavailable(f"{said} answered {status}: {in_one_line(text)}")
+            raise Unavailable(f"{source} answered {status}: {one_line(text)}")
         if not 200 <= status < 300 and not 400 <= status < 500:
-            raise EnvironmentFailed(f"{said} answered {status}, which is followed nowhere")
+            raise EnvironmentFailed(f"{source} answered {status}: redirects are not followed")
         return status, text
 
     async def _read(self, path: str, body: Any) -> tuple[int, str]:
@@ -110,7 +113,7 @@ class HttpSession:
             return response.status_code, (await read_body(response, url)).decode("utf-8", "replace")
 
     async def post_until_up(self, path: str, body: Any, patience: float) -> tuple[int, str]:
-        """The same for what may be asked twice without harm: again while the server is not available."""
+        """Post an idempotent request, again while the server is unavailable, for ``patience`` seconds."""
         loop, delay = asyncio.get_running_loop(), _FIRST_DELAY
         end = loop.time() + patience
         while True:
@@ -129,12 +132,12 @@ class HttpSession:
                 await client.aclose()
 
 
-def read_object(said: str, text: str) -> dict[str, Any]:
-    """Errors: EnvironmentFailed for anything but a JSON object."""
+def read_object(source: str, text: str) -> dict[str, Any]:
+    """Parse a JSON object. Errors: EnvironmentFailed for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EnvironmentFailed(f"{said} answered with no JSON: {in_one_line(error)}") from error
+        raise EnvironmentFailed(f"{source} answered with no JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
-        raise EnvironmentFailed(f"{said} answered with no JSON object: {in_one_line(text)}")
+        raise EnvironmentFailed(f"{source} answered with no JSON object: {one_line(text)}")
     return value

@@ -1,4 +1,4 @@
-"""A model's answer becomes an environment's action, and its observation becomes text: as the TOML says.
+"""Mapping of answers to an environment's actions and of observations to text, as configured.
 
 action       a table in which ``{answer}`` stands for the answer, such as { message = "{answer}" }; or
              ``pkg.module:name`` of a function (answer) -> dict, whose ToolError is told to the model
@@ -22,14 +22,14 @@ ToAction = Callable[[str], Any]
 ToText = Callable[[Any], str]
 
 
-def read_action(given: dict[str, Any] | str, folders: Sequence[str]) -> ToAction:
-    """Errors: ConfigError; of the result ToolError, UserCodeError."""
+def read_action(action: dict[str, Any] | str, folders: Sequence[str]) -> ToAction:
+    """Function from an answer to an action. Errors: ConfigError; of the result ToolError, UserCodeError."""
     setting = "task.options.action"
-    if isinstance(given, str):
-        return own_function(setting, given, "answer", folders)
-    if ANSWER not in json.dumps(given):
-        raise ConfigError(f"{setting} = {given!r} leaves out what the model wrote: put '{ANSWER}' where it belongs")
-    return lambda answer: _filled(given, answer)
+    if isinstance(action, str):
+        return user_function(setting, action, "answer", folders)
+    if ANSWER not in json.dumps(action):
+        raise ConfigError(f"{setting} = {action!r} leaves out what the model wrote: put '{ANSWER}' where it belongs")
+    return lambda answer: _filled(action, answer)
 
 
 def _filled(value: Any, answer: str) -> Any:
@@ -40,36 +40,38 @@ def _filled(value: Any, answer: str) -> Any:
     return value.replace(ANSWER, answer) if isinstance(value, str) else value
 
 
-def own_function(setting: str, reference: str, parameter: str, folders: Sequence[str]) -> Callable[[Any], Any]:
-    """The user's function of one argument, whose failures have its name. Errors: ConfigError; of the result ToolError,
-    UserCodeError."""
+def user_function(setting: str, reference: str, parameter: str, folders: Sequence[str]) -> Callable[[Any], Any]:
+    """User's function of one argument, with its name in every error.
+
+    Errors: ConfigError; of the result ToolError, UserCodeError.
+    """
     if not is_reference(reference):
         raise ConfigError(f"{setting} = {reference!r}: give a function of yours as 'module:name'")
     function = resolve(setting, reference, folders)
     check_signature(f"{setting} = {reference!r}", function, (parameter,))
 
-    def called(argument: Any) -> Any:
+    def wrapped(argument: Any) -> Any:
         try:
             return function(argument)
         except (ConfigError, ToolError):
             raise
-        except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
+        except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
             raise UserCodeError(f"{reference}: {what_happened(error, source_file(function))}") from None
 
-    return called
+    return wrapped
 
 
-def read_observation(given: str, folders: Sequence[str]) -> ToText:
-    """Errors: ConfigError; of the result EnvironmentFailed, UserCodeError."""
-    if not is_reference(given):
-        return lambda observation: as_text(_field(observation, given))
-    function = own_function("task.options.observation", given, "observation", folders)
+def read_observation(reference: str, folders: Sequence[str]) -> ToText:
+    """Function from an observation to text. Errors: ConfigError; of the result EnvironmentFailed, UserCodeError."""
+    if not is_reference(reference):
+        return lambda observation: as_text(_field(observation, reference))
+    function = user_function("task.options.observation", reference, "observation", folders)
 
     def text(observation: Any) -> str:
-        said = function(observation)
-        if not isinstance(said, str):
-            raise UserCodeError(f"{given} gave {shown(said)}: give text")
-        return as_text(said)
+        result = function(observation)
+        if not isinstance(result, str):
+            raise UserCodeError(f"{reference} gave {shown(result)}: give text")
+        return as_text(result)
 
     return text
 
@@ -85,5 +87,5 @@ def _field(observation: Any, path: str) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is, anything else as JSON; half a character becomes a question mark."""
+    """Text as it is, anything else as JSON; a lone surrogate becomes a question mark."""
     return whole_characters(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))

@@ -30,7 +30,7 @@ from titan_rl.environments.interfaces.environment import EnvironmentFailed, Repl
 from titan_rl.environments.prompts.jsonl_task import RowsOptions, RowsTask
 from titan_rl.environments.prompts.row_files import DataRow
 from titan_rl.environments.prompts.seeded_task import needs
-from titan_rl.environments.servers.address import SETTING, in_one_line, outside_of_a_loop, read_address
+from titan_rl.environments.servers.address import SETTING, one_line, read_address, run_in_thread
 from titan_rl.environments.servers.http_session import HttpSession, read_object
 from titan_rl.environments.servers.mapping import as_text
 from titan_rl.environments.servers.nemo_gym_rows import messages_of, read_rows, schemas_of
@@ -61,6 +61,8 @@ class NemoGymOptions(RowsOptions):
 
 
 class NemoGymTask(RowsTask):
+    """Task of a NeMo Gym resources server and its rows. Errors: as RowsTask."""
+
     OPTIONS = NemoGymOptions
     options: NemoGymOptions
 
@@ -83,19 +85,19 @@ class NemoGymTask(RowsTask):
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
             return prompt.text
-        asked = messages_of(prompt.entry["place"], prompt.entry["row"])
-        if not self.system_prompt or any(message["role"] == "system" for message in asked):
-            return asked
-        return [dict(role="system", content=self.system_prompt), *asked]
+        conversation = messages_of(prompt.entry["place"], prompt.entry["row"])
+        if not self.system_prompt or any(message["role"] == "system" for message in conversation):
+            return conversation
+        return [dict(role="system", content=self.system_prompt), *conversation]
 
     def tools_of(self, prompt: Prompt) -> list[dict[str, Any]]:
         schemas = schemas_of(prompt.entry["place"], prompt.entry["row"])
         return [{"type": "function", "function": schema} for schema in schemas]
 
     def demonstration(self, prompt: Prompt) -> str | list[str]:
-        """Errors: ConfigError if the row has none."""
-        shown = prompt.entry["row"].get(_SHOWN)
-        answers = [shown] if isinstance(shown, str) else shown
+        """Worked answers of a row. Errors: ConfigError if it has none."""
+        worked = prompt.entry["row"].get(_SHOWN)
+        answers = [worked] if isinstance(worked, str) else worked
         if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
             raise ConfigError(
                 f"{prompt.entry['place']}: no {_SHOWN!r} to learn from: give text, or a list of texts, or set "
@@ -113,13 +115,13 @@ class NemoGymTask(RowsTask):
         return NemoGymEnvironment(session, row, schemas, self.style, self.options.max_turns, patience)
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
-        """The server verifies, and rewards."""
+        """Empty: the server verifies, and rewards."""
         return {}
 
     def check_ready(self) -> None:
-        """Errors: ConfigError if the server does not begin a session with the first training row."""
+        """Begin a session with the first training row. Errors: ConfigError if the server refuses."""
         try:
-            outside_of_a_loop(self._try())
+            run_in_thread(self._try())
         except EnvironmentFailed as error:
             raise ConfigError(f"{error}; start the server that these rows are for, or correct {SETTING}") from None
 
@@ -132,8 +134,11 @@ class NemoGymTask(RowsTask):
 
 
 class NemoGymEnvironment(ToolEnvironment):
-    """One session of the server. A call that it finds fault with (4xx) is answered by what it says; all else that goes
-    wrong is its own failure, and only the session's beginning is tried again."""
+    """Environment of one server session.
+
+    The text of a refused call (4xx) is the call's result; every other error is the server's failure. Only the session's
+    beginning is tried again.
+    """
 
     def __init__(
         self,
@@ -158,26 +163,26 @@ class NemoGymEnvironment(ToolEnvironment):
         status, text = await self.session.post_until_up("seed_session", self.row, self.patience)
         if status >= 400:
             raise EnvironmentFailed(
-                f"{self.session.address.url}/seed_session refused a row with {status}: {in_one_line(text)}"
+                f"{self.session.address.url}/seed_session refused a row with {status}: {one_line(text)}"
             )
 
     async def step(self, answer: str) -> Reply:
         self._num_answers += 1
-        asked = read_calls(answer, self.style, self.by_name)
-        self._transcript.say(answer, self.style, asked)
+        parsed = read_calls(answer, self.style, self.by_name)
+        self._transcript.add_answer(answer, self.style, parsed)
         reply = await super().step(answer)
         if reply.messages and self._num_answers < self.max_turns:
             return reply
-        return Reply(reward=await self._verified(), calls=reply.calls)
+        return Reply(reward=await self._verify(), calls=reply.calls)
 
-    async def _results(self, asked: Sequence[Call | Malformed]) -> list[tuple[str, ToolCall]]:
-        """One after the other, since each may change what the next one meets."""
-        done = []
-        for number, call in enumerate(asked):
-            done.append(await self._result(number, call))
+    async def _results(self, calls: Sequence[Call | Malformed]) -> list[tuple[str, ToolCall]]:
+        """Results of the calls, one after the other, since a call may change the session's state."""
+        results = []
+        for number, call in enumerate(calls):
+            results.append(await self._result(number, call))
             if isinstance(call, Call):
-                self._transcript.call(call, done[-1][0][:MAX_RESULT])
-        return done
+                self._transcript.add_call(call, results[-1][0][:MAX_RESULT])
+        return results
 
     async def _call_tool(self, name: str, /, **arguments: Any) -> str:
         """Errors: ToolError, EnvironmentFailed."""
@@ -190,16 +195,16 @@ class NemoGymEnvironment(ToolEnvironment):
             raise ToolError(text)
         return text
 
-    async def _verified(self) -> float:
+    async def _verify(self) -> float:
         """Errors: EnvironmentFailed."""
-        said = f"{self.session.address.url}/verify"
+        source = f"{self.session.address.url}/verify"
         status, text = await self.session.post("verify", self.row | {"response": self._transcript.response()})
         if status >= 400:
-            raise EnvironmentFailed(f"{said} refused a response with {status}: {in_one_line(text)}")
+            raise EnvironmentFailed(f"{source} refused a response with {status}: {one_line(text)}")
         try:
-            return finite(read_object(said, text).get("reward"))
+            return finite(read_object(source, text).get("reward"))
         except ValueError as error:
-            raise EnvironmentFailed(f"{said} gave the reward {in_one_line(error)}") from None
+            raise EnvironmentFailed(f"{source} gave the reward {one_line(error)}") from None
 
     async def close(self) -> None:
         await self.session.close()

@@ -1,4 +1,4 @@
-"""Rows of NeMo Gym's data files: ``responses_create_params`` with messages and tools, and what the server wants.
+"""Rows of NeMo Gym's data files: ``responses_create_params`` with messages and tools, and the server's fields.
 
 They become conversations and schemas of ours, row by row; whatever is wrong is a ConfigError with file and line.
 """
@@ -18,11 +18,11 @@ _ROLES = {"developer": "system"}
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_TOOLS = ("seed_session", "verify")
-"""Paths of the server that no tool is at."""
+"""Paths of the server, and no names of tools."""
 
 
 def read_rows(path: Path) -> list[DataRow]:
-    """All rows, in order. Errors: ConfigError."""
+    """Read all rows, in order. Errors: ConfigError."""
     try:
         rows = [_row(place, columns) for place, columns in read_raw_rows(path)]
     except OSError as error:
@@ -35,21 +35,21 @@ def read_rows(path: Path) -> list[DataRow]:
 def _row(place: str, columns: dict[str, Any]) -> DataRow:
     if not isinstance(columns.get(PARAMETERS), dict):
         raise ConfigError(f"{place}: no {PARAMETERS!r}, which NeMo Gym's rows have; {names(columns, [PARAMETERS])}")
-    asked = messages_of(place, columns)
-    if asked[-1]["role"] == "assistant":
+    conversation = messages_of(place, columns)
+    if conversation[-1]["role"] == "assistant":
         raise ConfigError(f"{place}: the last of 'input' is the assistant's own: end with one that it must answer")
     schemas_of(place, columns)
     check_finite(place, columns)
-    return DataRow(place, columns, joined(asked), asked, None)
+    return DataRow(place, columns, joined(conversation), conversation, None)
 
 
 def messages_of(place: str, row: dict[str, Any]) -> list[Message]:
-    """Errors: ConfigError for what is no text."""
+    """Messages of a row. Errors: ConfigError for what is no text."""
     parameters = row[PARAMETERS]
-    given, instructions = parameters.get("input"), parameters.get("instructions")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    raw, instructions = parameters.get("input"), parameters.get("instructions")
+    items = [{"role": "user", "content": raw}] if isinstance(raw, str) else raw
     if not isinstance(items, list):
-        raise ConfigError(f"{place}: 'input' is {shown(given)}: give text or a list of messages")
+        raise ConfigError(f"{place}: 'input' is {shown(raw)}: give text or a list of messages")
     before = [{"role": "system", "content": instructions}] if instructions else []
     return messages(place, "input", [*before, *(_message(place, item) for item in items)])
 
@@ -71,10 +71,10 @@ def _text(place: str, part: Any) -> str:
 
 def schemas_of(place: str, row: dict[str, Any]) -> list[dict[str, Any]]:
     """Name, description and parameters of each tool. Errors: ConfigError."""
-    given = row[PARAMETERS].get("tools") or []
-    if not isinstance(given, list):
-        raise ConfigError(f"{place}: 'tools' is {shown(given)}: give a list")
-    return [_schema(place, tool) for tool in given]
+    tools = row[PARAMETERS].get("tools") or []
+    if not isinstance(tools, list):
+        raise ConfigError(f"{place}: 'tools' is {shown(tools)}: give a list")
+    return [_schema(place, tool) for tool in tools]
 
 
 def _schema(place: str, tool: Any) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """``[task] name = "openenv"``: an environment of OpenEnv's behind its server, ``[task.options] url = "ws://HOST:PORT/ws"``.
 
-A prompt is a seed, which the reset is given. An action that does not fit the environment's is told to the model; an
-environment that fails is an ``infra_error``, and so is a server that goes away within an episode, since nobody knows
-what it has done by then.
+A prompt is a seed for the reset. An invalid action is answered by its error; a failing environment is an
+``infra_error``, and so is a server lost within an episode, whose state is unknown.
 """
 
 import json
@@ -18,8 +17,8 @@ from titan_rl.data.types import Prompt
 from titan_rl.environments.conversation.tools import ToolError
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.interfaces.task import UserCodeError
-from titan_rl.environments.prompts.seeded_task import Seen, SteppedEnvironment, SteppedOptions, SteppedTask, needs
-from titan_rl.environments.servers.address import SETTING, Address, outside_of_a_loop, read_address
+from titan_rl.environments.prompts.seeded_task import SteppedEnvironment, SteppedOptions, SteppedTask, StepResult, needs
+from titan_rl.environments.servers.address import SETTING, Address, read_address, run_in_thread
 from titan_rl.environments.servers.http_session import AS_IT_IS, read_body_now
 from titan_rl.environments.servers.mapping import ANSWER, ToAction, ToText, read_action, read_observation
 from titan_rl.environments.servers.openenv_session import Outcome, Refused, Session
@@ -41,12 +40,14 @@ class OpenEnvOptions(SteppedOptions):
     action: dict[str, Any] | str
     """Of an answer: a table in which ``{answer}`` stands for it, or ``pkg.module:name``; servers/mapping.py."""
     observation: str
-    """What of an observation the model is shown: a field's name, or ``pkg.module:name``."""
+    """Text for the model, of an observation: a field's name, or ``pkg.module:name``."""
     reset: dict[str, Any] = field(default_factory=dict)
-    """What a reset is given besides ``seed``."""
+    """Arguments of a reset besides ``seed``."""
 
 
 class OpenEnvTask(SteppedTask):
+    """Task of an OpenEnv server. Errors: ConfigError."""
+
     options: OpenEnvOptions
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
@@ -69,9 +70,9 @@ class OpenEnvTask(SteppedTask):
         return OpenEnvEnvironment(session, reset, self._action, self._text, *limits)
 
     def check_ready(self) -> None:
-        """Errors: ConfigError if the server does not begin an episode, or takes other actions."""
+        """Begin an episode, and compare the action with the server's schema. Errors: ConfigError."""
         try:
-            outside_of_a_loop(self._try())
+            run_in_thread(self._try())
         except EnvironmentFailed as error:
             raise ConfigError(f"{error}; start the server, or correct {SETTING} or what the line names") from None
         if isinstance(self.options.action, dict):
@@ -93,20 +94,20 @@ def _address(name: str, options: OpenEnvOptions) -> Address:
 
 
 def _check_action(address: Address, action: dict[str, Any]) -> None:
-    """Against the schema that the server tells, if it does. Errors: ConfigError."""
+    """Compare the action with the server's schema, if it has one. Errors: ConfigError."""
     schema = _schema(address)
-    known, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(known, dict) or not isinstance(required, list):
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
         return
-    said = f"task.options.action = {json.dumps(action)}"
+    setting = f"task.options.action = {json.dumps(action)}"
     if missing := [name for name in required if name not in action]:
-        raise ConfigError(f"{said} lacks {', '.join(map(repr, missing))}, which this environment wants: add it")
-    if schema.get("additionalProperties") is False and (unknown := [name for name in action if name not in known]):
-        raise ConfigError(f"{said}: this environment takes no {unknown[0]!r}: {nearest(unknown[0], known)}")
+        raise ConfigError(f"{setting} lacks {', '.join(map(repr, missing))}, which this environment wants: add it")
+    if schema.get("additionalProperties") is False and (unknown := [name for name in action if name not in properties]):
+        raise ConfigError(f"{setting}: this environment takes no {unknown[0]!r}: {nearest(unknown[0], properties)}")
 
 
 def _schema(address: Address) -> dict[str, Any]:
-    """Of an action; empty where the server does not tell."""
+    """Schema of an action; empty without an answer of the server."""
     scheme = "https" if address.parts.scheme == "wss" else "http"
     url = address.parts._replace(scheme=scheme, path=f"{address.parts.path.rpartition('/')[0]}/schema").geturl()
     try:
@@ -119,7 +120,7 @@ def _schema(address: Address) -> dict[str, Any]:
 
 
 class OpenEnvEnvironment(SteppedEnvironment):
-    """One session of the server."""
+    """Environment of one server session."""
 
     def __init__(
         self, session: Session, reset: dict[str, Any], action: ToAction, text: ToText, max_turns: int, style: Any
@@ -127,24 +128,24 @@ class OpenEnvEnvironment(SteppedEnvironment):
         super().__init__(max_turns, style)
         self.session, self._reset, self._action, self._text = session, reset, action, text
 
-    async def _begin(self) -> Seen:
+    async def _begin(self) -> StepResult:
         outcome = await self.session.begin(self._reset)
         if outcome.is_done:
             raise EnvironmentFailed(f"{self.session.address.url}: its episode was over at the reset")
-        return self._seen(outcome)
+        return self._step_result(outcome)
 
-    async def _act(self, answer: str) -> Seen:
+    async def _act(self, answer: str) -> StepResult:
         try:
-            return self._seen(await self.session.step(_plain(self._action(answer))))
+            return self._step_result(await self.session.step(_plain(self._action(answer))))
         except Refused as error:
             if error.code == _DOES_NOT_FIT:
                 raise ToolError(str(error)) from None
             raise EnvironmentFailed(f"{self.session.address.url} failed at a step: {error.code}: {error}") from error
 
-    def _seen(self, outcome: Outcome) -> Seen:
+    def _step_result(self, outcome: Outcome) -> StepResult:
         """What is over is not shown."""
         text = "" if outcome.is_done else self._text(outcome.observation)
-        return Seen(text, outcome.reward, outcome.is_done)
+        return StepResult(text, outcome.reward, outcome.is_done)
 
     async def close(self) -> None:
         await self.session.close()

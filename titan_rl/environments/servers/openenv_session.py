@@ -1,4 +1,4 @@
-"""One WebSocket to an OpenEnv server, which is one session there: one message of ours, one of the server's.
+"""WebSocket session with an OpenEnv server: one message out, one in.
 
 {"type": "reset", "data": {"seed": 7}}            {"type": "observation", "data": {"observation": {...},
 {"type": "step", "data": an action}                                                "reward": 0.0, "done": false}}
@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from titan_rl.data.numbers import finite
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.servers.address import Address, in_one_line
+from titan_rl.environments.servers.address import Address, one_line
 
 T = TypeVar("T")
 _MAX_BYTES = 16 << 20
@@ -36,33 +36,35 @@ class _Connect(connect):
 
 
 class _NotYet(Exception):
-    """No session has begun, and another try harms nobody."""
+    """No session has begun: a retry is safe."""
 
 
 class Refused(Exception):
-    """The server answered with an error."""
+    """Error reply of the server."""
 
     def __init__(self, data: Any):
         self.data = data if isinstance(data, dict) else {}
         self.code = str(self.data.get("code", ""))
-        super().__init__(in_one_line(self._details() or self.data.get("message", "") or data))
+        super().__init__(one_line(self._details() or self.data.get("message", "") or data))
 
     def _details(self) -> str:
         """Of an action that does not fit, field by field."""
         errors = self.data.get("errors")
-        found = [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
-        return "; ".join(f"{'.'.join(map(str, e.get('loc', ())))}: {e.get('msg', '')}" for e in found)
+        listed = [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
+        return "; ".join(f"{'.'.join(map(str, e.get('loc', ())))}: {e.get('msg', '')}" for e in listed)
 
 
 @dataclass(frozen=True)
 class Outcome:
+    """Observation, reward and end after a reset or a step."""
+
     observation: Any
     reward: float | None
     is_done: bool
 
 
 class Session:
-    """One episode. Errors of all calls: EnvironmentFailed."""
+    """Session of one episode. Errors of all calls: EnvironmentFailed."""
 
     def __init__(self, address: Address, timeout: float, patience: float):
         """``timeout``: seconds for an answer. ``patience``: seconds in which a server that cannot be reached, or that
@@ -71,7 +73,7 @@ class Session:
         self._connection: ClientConnection | None = None
 
     async def begin(self, data: dict[str, Any]) -> Outcome:
-        """Connect and reset, again from the beginning while nothing has begun."""
+        """Connect and reset; retried until a session has begun."""
         loop, delay = asyncio.get_running_loop(), _FIRST_DELAY
         end = loop.time() + self.patience
         while True:
@@ -93,12 +95,12 @@ class Session:
             return await self._ask("reset", data)
         except InvalidStatus as error:
             status = error.response.status_code
-            said = f"the server answered {status}, where a WebSocket was asked for"
-            raise (_NotYet(said) if status >= 500 else EnvironmentFailed(f"{self.address.url}: {said}")) from error
+            reason = f"the server answered {status}, where a WebSocket was asked for"
+            raise (_NotYet(reason) if status >= 500 else EnvironmentFailed(f"{self.address.url}: {reason}")) from error
         except ConnectionClosed as error:
             raise _NotYet(f"the server closed the connection before a session had begun: {error}") from error
         except (OSError, InvalidHandshake, EOFError) as error:
-            raise _NotYet(f"no WebSocket: {in_one_line(error)}") from error
+            raise _NotYet(f"no WebSocket: {one_line(error)}") from error
         except Refused as error:
             if error.code != _CAPACITY:
                 raise
@@ -116,11 +118,11 @@ class Session:
         )
 
     async def step(self, action: Any) -> Outcome:
-        """Errors: Refused for an error that the server names; a lost connection is not made again."""
+        """Take an action. Errors: Refused for an error reply; a lost connection is not made again."""
         try:
             return await self._ask("step", action)
         except ConnectionClosed as error:
-            raise EnvironmentFailed(f"{self.address.url} was lost in an episode: {in_one_line(error)}") from error
+            raise EnvironmentFailed(f"{self.address.url} was lost in an episode: {one_line(error)}") from error
 
     async def _ask(self, kind: str, data: Any) -> Outcome:
         """Errors: Refused, EnvironmentFailed, ConnectionClosed."""
@@ -135,29 +137,29 @@ class Session:
 
         return self._outcome(kind, await self._within(f"an answer to a {kind}", answer()))
 
-    async def _within(self, what: str, doing: Awaitable[T]) -> T:
+    async def _within(self, label: str, pending: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(self.timeout):
-                return await doing
+                return await pending
         except TimeoutError as error:
-            said = f"{self.address.url}: {what} did not come within task.options.timeout = {self.timeout:g} s"
-            raise EnvironmentFailed(said) from error
+            message = f"{self.address.url}: {label} did not come within task.options.timeout = {self.timeout:g} s"
+            raise EnvironmentFailed(message) from error
 
     def _outcome(self, kind: str, text: str | bytes) -> Outcome:
         try:
-            said = json.loads(text)
-            if said["type"] == "error":
-                raise Refused(said.get("data"))
-            data = said["data"]
-            if said["type"] != "observation" or not isinstance(data.get("done"), bool | None):
-                raise ValueError(in_one_line(said))
+            reply = json.loads(text)
+            if reply["type"] == "error":
+                raise Refused(reply.get("data"))
+            data = reply["data"]
+            if reply["type"] != "observation" or not isinstance(data.get("done"), bool | None):
+                raise ValueError(one_line(reply))
             return Outcome(data["observation"], _reward(data.get("reward")), bool(data.get("done")))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            said = f"{self.address.url} answered a {kind} with nonsense: {type(error).__name__}: {in_one_line(error)}"
-            raise EnvironmentFailed(said) from error
+            message = f"{self.address.url} sent an invalid reply to a {kind}: {type(error).__name__}: {one_line(error)}"
+            raise EnvironmentFailed(message) from error
 
     async def close(self) -> None:
-        """The server lets go of a session before it closes the connection, so that is waited for, though not long."""
+        """Close the session, and wait for the server to free it, for five seconds at most."""
         connection, self._connection = self._connection, None
         if connection is None:
             return

@@ -1,29 +1,29 @@
-"""What was said in an episode, as an object of OpenAI's Responses API: what NeMo Gym's servers verify."""
+"""Transcript of an episode as an object of OpenAI's Responses API, for NeMo Gym's servers."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from titan_rl.config.sections.kinds import Style
-from titan_rl.environments.conversation.tool_calls import Call, Malformed, words_beside_calls
+from titan_rl.environments.conversation.tool_calls import Call, Malformed, text_beside_calls
 
 
 class Transcript:
-    """Grows with the episode."""
+    """Items of an episode's response, in order."""
 
     def __init__(self) -> None:
         self._items: list[dict[str, Any]] = []
 
-    def say(self, answer: str, style: Style, asked: list[Call | Malformed]) -> None:
-        """The words of an answer; one that makes no call is a message even if it is empty."""
-        words = words_beside_calls(answer, style, asked)
-        if words or not asked:
+    def add_answer(self, answer: str, style: Style, calls: list[Call | Malformed]) -> None:
+        """Add an answer's text; without a call it is a message even if it is empty."""
+        words = text_beside_calls(answer, style, calls)
+        if words or not calls:
             content = [{"type": "output_text", "text": words, "annotations": []}]
             about = {"type": "message", "role": "assistant", "status": "completed", "content": content}
             self._items.append(about | {"id": self._new_id("message")})
 
-    def call(self, call: Call, result: str) -> None:
-        """A call and what the model was told of it."""
+    def add_call(self, call: Call, result: str) -> None:
+        """Add a call and its result."""
         number = self._new_id("call")
         about = {"type": "function_call", "name": call.name, "arguments": json.dumps(call.arguments)}
         self._items.append(about | {"call_id": number, "id": number, "status": "completed"})
@@ -33,7 +33,7 @@ class Transcript:
         return f"{kind}_{len(self._items)}"
 
     def response(self) -> dict[str, Any]:
-        """As much of one as is validated."""
+        """Response object, with the fields that servers validate."""
         about: dict[str, Any] = {"id": "response", "object": "response", "created_at": 0.0, "model": "policy"}
         settings: dict[str, Sequence[Any] | str | bool] = {
             "parallel_tool_calls": True,

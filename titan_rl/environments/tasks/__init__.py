@@ -1,1 +1,1 @@
-"""The built-in tasks."""
+"""Built-in tasks."""

@@ -1,4 +1,4 @@
-"""Sums that are too large for a model's head, and a calculator that does one operation at a time.
+"""Calculator task: large sums, and a tool for one operation at a time.
 
 An expression of ``operands`` numbers needs ``operands - 1`` calls, each of which takes the last one's result:
 
@@ -29,11 +29,14 @@ _EXPRESSION = re.compile(r"\s*(-?\d{1,40})\s*([-+*])\s*(-?\d{1,40})\s*", re.ASCI
 
 
 def calculate(expression: str) -> str:
-    """Errors: ToolError for anything but two whole numbers of up to 40 digits and one of ``+ - *``."""
-    found = _EXPRESSION.fullmatch(expression)
-    if found is None:
+    """Evaluate one operation.
+
+    Errors: ToolError for anything but two whole numbers of up to 40 digits and one of ``+ - *``.
+    """
+    match = _EXPRESSION.fullmatch(expression)
+    if match is None:
         raise ToolError("give two whole numbers and one of + - * between them, as in 12*34")
-    return str(_OPERATIONS[found[2]](int(found[1]), int(found[3])))
+    return str(_OPERATIONS[match[2]](int(match[1]), int(match[3])))
 
 
 CALCULATOR = Tool(
@@ -66,7 +69,7 @@ class CalculatorOptions:
 
 
 class CalculatorTask(Task):
-    """Prompts without end; one in five is held out, by a hash of its text. Errors: ConfigError."""
+    """Endless task of expressions; one in five is held out, by a hash of its text. Errors: ConfigError."""
 
     ABOUT = "sums too large for a model's head, in several turns with a tool: task.options.operands, digits, operators"
     style: Style
@@ -98,9 +101,9 @@ class CalculatorTask(Task):
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
             return prompt.text
-        asked = f"What is {prompt.text.removesuffix('=')}? Let calc do each operation; then give the number alone."
+        question = f"What is {prompt.text.removesuffix('=')}? Let calc do each operation; then give the number alone."
         system = [dict(role="system", content=self.system_prompt)] if self.system_prompt else []
-        return [*system, dict(role="user", content=asked)]
+        return [*system, dict(role="user", content=question)]
 
     def demonstration(self, prompt: Prompt) -> list[str]:
         if random.Random(f"shown {prompt.text}").random() >= self.options.shown_calls:
@@ -119,14 +122,16 @@ class CalculatorTask(Task):
         is_right, credit = float(answers[-1].strip() == prompt.answer), self.options.credit_for_calls
         if not credit:
             return {"exact": is_right}
-        wanted = prompt.entry["calls"]
-        each = credit / len(wanted)
-        paid = [each * self._calls(answer, call) for answer, call in zip(answers, wanted, strict=False)]
+        expected_calls = prompt.entry["calls"]
+        credit_per_call = credit / len(expected_calls)
+        paid = [
+            credit_per_call * self._calls(answer, call) for answer, call in zip(answers, expected_calls, strict=False)
+        ]
         return {"exact": (1 - credit) * is_right, "calls": paid + [0.0] * (len(answers) - len(paid))}
 
     def _calls(self, answer: str, expression: str) -> bool:
         """Whether the answer is this call, however it is spaced."""
         match read_calls(answer, self.style, {CALCULATOR.name: CALCULATOR}):
-            case [Call(name=CALCULATOR.name, arguments={"expression": str(asked)})]:
-                return "".join(asked.split()) == expression
+            case [Call(name=CALCULATOR.name, arguments={"expression": str(argument)})]:
+                return "".join(argument.split()) == expression
         return False

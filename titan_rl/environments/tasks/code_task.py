@@ -1,4 +1,4 @@
-"""Programs to write, from the user's own file: ``[task] name = "code"``, ``[task.options] file = "problems.jsonl"``.
+"""Programming problems of the user's own file: ``[task] name = "code"``, ``[task.options] file = "problems.jsonl"``.
 
 A row has, beside its prompt, ``tests`` in the shape that public sets of such problems have, as JSON or as text of it:
 
@@ -24,7 +24,7 @@ from titan_rl.environments.prompts.jsonl_task import RowsOptions, RowsTask
 from titan_rl.environments.prompts.row_files import DataRow
 from titan_rl.environments.sandbox.pool import check_sandbox, shared_sandbox
 from titan_rl.environments.sandbox.program import Call, Limits, SandboxFailed
-from titan_rl.environments.tasks.code_tests import CodeTest, FunctionTest, StreamTest, passed, source_of
+from titan_rl.environments.tasks.code_tests import CodeTest, FunctionTest, StreamTest, run_tests, source_of
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,7 @@ class CodeOptions(RowsOptions):
 
 
 class CodeTask(RowsTask):
-    """Errors: as RowsTask; ConfigError where no sandbox can be had."""
+    """Task of programming problems. Errors: as RowsTask; ConfigError without a sandbox."""
 
     OPTIONS = CodeOptions
     options: CodeOptions
@@ -64,13 +64,13 @@ class CodeTask(RowsTask):
         return CodeEnvironment(tests, limits, self.options.credit)
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
-        """The environment has run the tests, and rewards."""
+        """Empty: the environment runs the tests, and rewards."""
         return {}
 
 
 @dataclass
 class CodeEnvironment(OneAnswer):
-    """An answer's program is run against the tests, and the episode is over."""
+    """Environment of one answer, whose program is run against the tests."""
 
     tests: list[CodeTest]
     limits: Limits
@@ -78,21 +78,21 @@ class CodeEnvironment(OneAnswer):
 
     async def step(self, answer: str) -> Reply:
         try:
-            verdicts = await passed(shared_sandbox(), source_of(answer), self.tests, self.limits)
+            verdicts = await run_tests(shared_sandbox(), source_of(answer), self.tests, self.limits)
         except SandboxFailed as error:
             raise EnvironmentFailed(f"the sandbox: {error}") from error
         return Reply(reward=float(all(verdicts)) if self.credit == "all" else sum(verdicts) / len(verdicts))
 
 
-def tests_of(place: str, given: Any) -> list[CodeTest]:
-    """Of a row. Errors: ConfigError that names it."""
+def tests_of(place: str, tests: Any) -> list[CodeTest]:
+    """Parse a row's tests. Errors: ConfigError with the row's place."""
     try:
-        given = json.loads(given) if isinstance(given, str) else given
+        tests = json.loads(tests) if isinstance(tests, str) else tests
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place}: 'tests' is no JSON: {error}") from None
-    if not isinstance(given, dict) or not isinstance(given.get("inputs"), list):
+    if not isinstance(tests, dict) or not isinstance(tests.get("inputs"), list):
         raise ConfigError(f"{place}: 'tests' must be {{inputs, outputs}}, or {{fn_name, inputs, outputs}}")
-    inputs, outputs, name = given["inputs"], given.get("outputs"), given.get("fn_name")
+    inputs, outputs, name = tests["inputs"], tests.get("outputs"), tests.get("fn_name")
     if not inputs or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise ConfigError(f"{place}: 'tests' needs as many outputs as inputs, and at least one")
     if name is None:

@@ -1,4 +1,4 @@
-"""Programs that a model wrote, against tests: they run in the sandbox, and what they give is judged here.
+"""Tests of model-written programs: run in the sandbox, judged here.
 
 A test's inputs go in, its expected value never does, so that a program can earn its verdict by nothing but the right
 values.
@@ -17,7 +17,7 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 @dataclass(frozen=True)
 class FunctionTest:
-    """A function of the program, and what it is to give for plain values: of the same types, all the way down."""
+    """Call of the program's function with its expected value, compared with all types."""
 
     call: Call
     expected: Any
@@ -25,7 +25,7 @@ class FunctionTest:
 
 @dataclass(frozen=True)
 class StreamTest:
-    """Standard input, and the standard output that is wanted, but for white space at the ends of lines."""
+    """Standard input and expected standard output; white space at the ends of lines does not count."""
 
     stdin: str
     expected: str
@@ -35,13 +35,13 @@ CodeTest = FunctionTest | StreamTest
 
 
 def source_of(answer: str) -> str:
-    """The last fenced block of an answer, or all of it where there is none."""
+    """Source of an answer: its last fenced block, else all of it."""
     blocks = _FENCED.findall(answer)
     return blocks[-1] if blocks else answer
 
 
-async def passed(sandbox: Runner, source: str, tests: Sequence[CodeTest], limits: Limits) -> list[bool]:
-    """Which tests a program passes. Errors: SandboxFailed, which is nobody's wrong answer."""
+async def run_tests(sandbox: Runner, source: str, tests: Sequence[CodeTest], limits: Limits) -> list[bool]:
+    """Run a program's tests; a verdict for each. Errors: SandboxFailed, never a wrong answer."""
     program = Program(source, limits=limits)
     functions = [test for test in tests if isinstance(test, FunctionTest)]
     gives: list[bool] = []
@@ -58,10 +58,10 @@ async def passed(sandbox: Runner, source: str, tests: Sequence[CodeTest], limits
 
 
 def _right_values(outcome: Outcome, tests: Sequence[FunctionTest]) -> list[bool]:
-    if outcome.given is None:
+    if outcome.results is None:
         return [False] * len(tests)
-    pairs = zip(outcome.given, tests, strict=True)
-    return [given.error is None and same(given.value, test.expected) for given, test in pairs]
+    pairs = zip(outcome.results, tests, strict=True)
+    return [result.error is None and same(result.value, test.expected) for result, test in pairs]
 
 
 def _right_text(outcome: Outcome, expected: str) -> bool:

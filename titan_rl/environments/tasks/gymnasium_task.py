@@ -25,12 +25,12 @@ from titan_rl.config.plugins import what_happened
 from titan_rl.config.sections.kinds import Count
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
-from titan_rl.environments.conversation.blocking_thread import OwnThread
+from titan_rl.environments.conversation.blocking_thread import BlockingThread
 from titan_rl.environments.conversation.tools import ToolError
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.prompts.seeded_task import Seen, SteppedEnvironment, SteppedOptions, SteppedTask, needs
-from titan_rl.environments.servers.address import outside_of_a_loop
-from titan_rl.environments.servers.mapping import ToText, as_text, own_function, read_observation
+from titan_rl.environments.prompts.seeded_task import SteppedEnvironment, SteppedOptions, SteppedTask, StepResult, needs
+from titan_rl.environments.servers.address import run_in_thread
+from titan_rl.environments.servers.mapping import ToText, as_text, read_observation, user_function
 
 _RENDER = "render"
 
@@ -54,6 +54,8 @@ class GymnasiumOptions(SteppedOptions):
 
 
 class GymnasiumTask(SteppedTask):
+    """Task of a gymnasium environment. Errors: ConfigError."""
+
     options: GymnasiumOptions
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
@@ -66,12 +68,12 @@ class GymnasiumTask(SteppedTask):
         self._gymnasium = _imported()
         sys.path.extend(folder for folder in folders if folder not in sys.path)
         self._action = (
-            own_function("task.options.action", options.action, "answer", folders) if options.action else None
+            user_function("task.options.action", options.action, "answer", folders) if options.action else None
         )
         self._text = _text_of(options.observation, folders)
 
     def make(self) -> Any:
-        """Errors: whatever the environment raises."""
+        """Make the environment. Errors: whatever it raises."""
         wants_render = self.options.observation == _RENDER and "render_mode" not in self.options.settings
         settings = self.options.settings | ({"render_mode": "ansi"} if wants_render else {})
         return self._gymnasium.make(self.options.id, **settings)
@@ -80,7 +82,7 @@ class GymnasiumTask(SteppedTask):
         return GymnasiumEnvironment(self, prompt.entry["seed"])
 
     def check_actions(self, space: Any) -> None:
-        """Errors: EnvironmentFailed for a space that answers do not become actions of."""
+        """Check the action space. Errors: EnvironmentFailed if text cannot be mapped to its actions."""
         spaces, names = self._gymnasium.spaces, self.options.actions
         if self._action is not None:
             return
@@ -90,7 +92,7 @@ class GymnasiumTask(SteppedTask):
             raise EnvironmentFailed(f"its action space is {space}: set task.options.action to a function of yours")
 
     def action(self, space: Any, answer: str) -> Any:
-        """Of a space that was checked. Errors: ToolError for an answer that is no action."""
+        """Action of an answer, in a checked space. Errors: ToolError for an answer that is no action."""
         if self._action is not None:
             return self._action(answer)
         spaces, word = self._gymnasium.spaces, answer.strip()
@@ -105,7 +107,7 @@ class GymnasiumTask(SteppedTask):
         return _checked(space, number, f"one whole number from {first} to {last}")
 
     def text(self, environment: Any, observation: Any) -> str:
-        """Errors: EnvironmentFailed."""
+        """Text of an observation. Errors: EnvironmentFailed."""
         if self.options.observation == _RENDER:
             observation = environment.render()
         if self._text is not None:
@@ -118,9 +120,9 @@ class GymnasiumTask(SteppedTask):
         return as_text(observation)
 
     def check_ready(self) -> None:
-        """Errors: ConfigError if an environment cannot be made and reset, or has no text."""
+        """Make and reset an environment. Errors: ConfigError if that fails, or gives no text."""
         try:
-            outside_of_a_loop(self._try())
+            run_in_thread(self._try())
         except EnvironmentFailed as error:
             raise ConfigError(f"task.options.id = {self.options.id!r}: {error}") from None
 
@@ -146,52 +148,52 @@ def _text_of(observation: str, folders: Sequence[str]) -> ToText | None:
     return read_observation(observation, folders)
 
 
-def _checked(space: Any, action: Any, wanted: str) -> Any:
+def _checked(space: Any, action: Any, expected: str) -> Any:
     """Errors: ToolError."""
     if action is None or not space.contains(action):
-        raise ToolError(f"give {wanted}")
+        raise ToolError(f"give {expected}")
     return action
 
 
 class GymnasiumEnvironment(SteppedEnvironment):
-    """One environment, in its own thread."""
+    """Environment in a thread of its own."""
 
     def __init__(self, task: GymnasiumTask, seed: int):
         super().__init__(task.options.max_turns, task.style)
         self.task, self.seed = task, seed
-        self._thread = OwnThread(task.options.id)
+        self._thread = BlockingThread(task.options.id)
         self._environment: Any = None
 
-    async def _begin(self) -> Seen:
-        def begin() -> Seen:
+    async def _begin(self) -> StepResult:
+        def begin() -> StepResult:
             self._environment = self.task.make()
             self.task.check_actions(self._environment.action_space)
             observation, _ = self._environment.reset(seed=self.seed)
-            return Seen(self.task.text(self._environment, observation))
+            return StepResult(self.task.text(self._environment, observation))
 
         return await self._call("its reset", begin)
 
-    async def _act(self, answer: str) -> Seen:
+    async def _act(self, answer: str) -> StepResult:
         action = self.task.action(self._environment.action_space, answer)
 
-        def act() -> Seen:
+        def act() -> StepResult:
             observation, reward, terminated, truncated, _ = self._environment.step(action)
             is_over = bool(terminated or truncated)
-            return Seen("" if is_over else self.task.text(self._environment, observation), float(reward), is_over)
+            return StepResult("" if is_over else self.task.text(self._environment, observation), float(reward), is_over)
 
         return await self._call("its step", act)
 
-    async def _call(self, what: str, function: Any) -> Seen:
+    async def _call(self, label: str, function: Any) -> StepResult:
         try:
-            return await self._thread.call(what, function, self.task.options.timeout)
+            return await self._thread.call(label, function, self.task.options.timeout)
         except (EnvironmentFailed, ConfigError, ToolError):
             raise
-        except (Exception, SystemExit) as error:  # it is anybody's code: whatever it raises is told by name
-            raise EnvironmentFailed(f"{self.task.options.id}: {what}: {what_happened(error)}") from error
+        except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
+            raise EnvironmentFailed(f"{self.task.options.id}: {label}: {what_happened(error)}") from error
 
     async def close(self) -> None:
-        await self._thread.end(self._let_go, self.task.options.timeout)
+        await self._thread.end(self._close_environment, self.task.options.timeout)
 
-    def _let_go(self) -> None:
+    def _close_environment(self) -> None:
         if self._environment is not None:
             self._environment.close()

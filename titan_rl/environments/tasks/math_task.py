@@ -27,7 +27,7 @@ _BOX = re.compile(r"\\boxed\s*\{")
 
 
 class MathTask(RowsTask):
-    """Errors: as RowsTask; ConfigError for a row whose answer cannot be read as mathematics."""
+    """Task of mathematics. Errors: as RowsTask; ConfigError for an answer that cannot be read as mathematics."""
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         super().__init__(task, folders)
@@ -36,7 +36,7 @@ class MathTask(RowsTask):
         self._num_checked = 0
 
     def prepare_scoring(self) -> None:
-        """The imports, which take a second."""
+        """Import the libraries, which takes a second."""
         library()
 
     def _check(self, row: DataRow) -> None:
@@ -50,16 +50,16 @@ class MathTask(RowsTask):
             )
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
-        """Errors: ValueError for a row's answer that cannot be read."""
+        """Score the last answer: 1 if right, else 0. Errors: ValueError for an unreadable expected answer."""
         return {"right": float(is_right(answers[-1], prompt.answer))}
 
 
 def is_right(answer: str, expected: str) -> bool:
-    """Whether what an answer gives last equals what is expected. Errors: ValueError if that cannot be read."""
-    wanted = _in_a_box(expected)
-    expected_of(wanted)
-    given = final_answer(answer)
-    return given is not None and len(given) <= _LONGEST and is_equal(given, wanted)
+    """Whether an answer's final answer equals the expected one. Errors: ValueError if the latter is unreadable."""
+    reference = _in_a_box(expected)
+    expected_of(reference)
+    final = final_answer(answer)
+    return final is not None and len(final) <= _LONGEST and is_equal(final, reference)
 
 
 def _can_be_read(expected: str) -> bool:
@@ -77,7 +77,7 @@ def _in_a_box(expected: str) -> str:
 
 
 def final_answer(answer: str) -> str | None:
-    """What is in the last ``\\boxed{}``; else the last line, or what it says that the answer is."""
+    """Content of the last ``\\boxed{}``, else the last line, without an "answer is" before it."""
     if boxes := list(_BOX.finditer(answer)):
         start = boxes[-1].end()
         end = closing_brace(answer, start)
@@ -86,8 +86,8 @@ def final_answer(answer: str) -> str | None:
     if not lines:
         return None
     last = _without_stars(lines[-1])
-    said = _SAID.fullmatch(last)
-    return _without_stars((said[1] if said else last).strip().rstrip(".")).rstrip(".").strip() or None
+    match = _SAID.fullmatch(last)
+    return _without_stars((match[1] if match else last).strip().rstrip(".")).rstrip(".").strip() or None
 
 
 def _without_stars(line: str) -> str:

@@ -18,7 +18,7 @@ from titan_rl.environments.prompts.curriculum import class_of
 
 
 class MixtureTask(Task):
-    """Prompts without end, in rounds: in each every task has as many as it weighs, in an order that the seed draws.
+    """Endless task, in rounds: each task has as many prompts as its weight, in a seeded order.
 
     A task with a finite number of rows begins anew when it has given all. Errors: ConfigError.
     """
@@ -28,7 +28,7 @@ class MixtureTask(Task):
         configs = parts_of(task)
         self._parts: dict[str, Task] = {}
         for label, config in configs.items():
-            with _told_of(label):
+            with _errors_under(label):
                 self._parts[label] = make(config)
         self._weights = {label: config.weight for label, config in configs.items()}
         self._round = [label for label, weight in self._weights.items() for _ in range(weight)]
@@ -47,7 +47,7 @@ class MixtureTask(Task):
         order = random.Random(f"{stream} {seed} {number}").sample(self._round, len(self._round))
         label = order[place]
         index_in_part = number * self._weights[label] + order[:place].count(label)
-        with _told_of(label):
+        with _errors_under(label):
             prompt = self.parts[label].prompt(stream, seed, index_in_part)
         return replace(prompt, id=f"{stream}/{index:07d}", task=label)
 
@@ -55,9 +55,9 @@ class MixtureTask(Task):
         return self.parts[prompt.task].tools_of(prompt)
 
     def check_ready(self) -> None:
-        """Errors: ConfigError, as of each."""
+        """Check all tasks. Errors: ConfigError."""
         for label, part in self.parts.items():
-            with _told_of(label):
+            with _errors_under(label):
                 part.check_ready()
 
     def prepare_scoring(self) -> None:
@@ -80,7 +80,7 @@ class MixtureTask(Task):
         return self.parts[prompt.task].row(prompt)
 
     def difficulty(self, prompt: Prompt) -> str:
-        """Each task's prompts have their pass rates in common with its own alone."""
+        """Class of the prompt within its own task."""
         return f"{prompt.task}, {class_of(self.parts[prompt.task], prompt)}"
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
@@ -88,8 +88,8 @@ class MixtureTask(Task):
 
 
 @contextmanager
-def _told_of(label: str) -> Iterator[None]:
-    """A task's mistakes, with the table that it is in."""
+def _errors_under(label: str) -> Iterator[None]:
+    """Prefix a task's errors with its table."""
     try:
         yield
     except ConfigError as error:

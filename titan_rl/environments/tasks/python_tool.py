@@ -1,11 +1,11 @@
-"""Python as a tool: what a model writes runs in the sandbox, and it is told what that printed."""
+"""Python tool: a model's programs run in the sandbox; their output is the result."""
 
 from titan_rl.environments.conversation.tools import Tool
 from titan_rl.environments.sandbox.pool import check_sandbox, shared_sandbox
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program
 
 _LAST_LINES = 5
-"""Of what went wrong."""
+"""Of standard error."""
 _PARAMETERS = {
     "type": "object",
     "properties": {"code": {"type": "string", "description": "a whole program; print what you want to know"}},
@@ -15,20 +15,22 @@ _PARAMETERS = {
 
 
 def python_tool(limits: Limits | None = None) -> Tool:
-    """Each call is a program of its own: nothing stays from one to the next. Errors: ConfigError where no sandbox can
-    be had."""
+    """Tool that runs each call as a program of its own, without shared state.
+
+    Errors: ConfigError without a sandbox.
+    """
     check_sandbox()
     limits = limits or Limits()
 
     async def run(code: str) -> str:
-        return _told(await shared_sandbox().run(Program(code, limits=limits)), limits)
+        return _tool_result(await shared_sandbox().run(Program(code, limits=limits)), limits)
 
     # the program has a deadline of its own; this one allows for the wait until a box is free
     return Tool("python", "Runs a Python program and gives what it prints.", _PARAMETERS, run, 4 * limits.seconds + 10)
 
 
-def _told(outcome: Outcome, limits: Limits) -> str:
-    """What it printed, and why it ended if that was not of itself."""
+def _tool_result(outcome: Outcome, limits: Limits) -> str:
+    """Output of the program, and the reason of a forced end."""
     why = {
         "ok": "",
         "error": "\n".join(outcome.stderr.strip().split("\n")[-_LAST_LINES:]),
@@ -36,5 +38,5 @@ def _told(outcome: Outcome, limits: Limits) -> str:
         "memory": f"stopped: more than {limits.memory >> 20} MiB of memory",
         "output": f"stopped: more than {limits.output >> 10} KiB of output",
     }[outcome.ending]
-    said = "\n".join(part for part in (outcome.stdout.rstrip("\n"), why) if part)
-    return said or "(it printed nothing)"
+    text = "\n".join(part for part in (outcome.stdout.rstrip("\n"), why) if part)
+    return text or "(it printed nothing)"

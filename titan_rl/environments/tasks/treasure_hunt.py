@@ -37,7 +37,7 @@ _MAX_DRAWS = 5000
 
 
 class State(NamedTuple):
-    """Of a game: all that the player's commands change."""
+    """State of a game: all that commands change."""
 
     room: int = 0
     has_key: bool = False
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class House:
-    """How a house is laid out, what can be done where, and the shortest way to its treasure.
+    """Layout of a house, with its commands and the shortest way to the treasure.
 
     Rooms lie on a grid and are joined into a tree, so that each is reached in one way. The treasure's room is a leaf
     behind the locked door; the key is in another room than the one where the game starts.
@@ -70,20 +70,20 @@ class House:
 
     @property
     def name(self) -> str:
-        """A hash of all there is: the same for the same house, and it tells nothing of it."""
+        """Hash of the layout."""
         return hashlib.blake2b(json.dumps(asdict(self)).encode(), digest_size=8).hexdigest()
 
     def has_lock(self, state: State, direction: str) -> bool:
         return not state.is_open and self.treasure in (state.room, self.doors[state.room][direction])
 
     def thing(self, state: State) -> str:
-        """What lies in the room: ``key``, ``treasure`` or nothing."""
+        """Thing in the room: ``key``, ``treasure`` or nothing."""
         if state.room == self.key and not state.has_key:
             return "key"
         return "treasure" if state.room == self.treasure and not state.has_treasure else ""
 
     def after(self, state: State, command: str) -> State | None:
-        """``command``: a direction, ``take``, ``take key``, ``take treasure`` or ``open``. None: it cannot be done."""
+        """State after a command (direction, ``take``, ``take key``, ``take treasure``, ``open``); None: impossible."""
         if command in self.doors[state.room] and not self.has_lock(state, command):
             return state._replace(room=self.doors[state.room][command])
         thing = self.thing(state)
@@ -93,7 +93,7 @@ class House:
         return state._replace(is_open=True) if command == "open" and state.has_key and is_at_lock else None
 
     def shortest_way(self) -> list[str]:
-        """Commands of a game that no other wins in fewer."""
+        """Shortest list of commands to the treasure."""
         ways: dict[State, list[str]] = {State(): []}
         waiting = deque(ways)
         while not (state := waiting.popleft()).has_treasure:
@@ -106,21 +106,24 @@ class House:
 
 
 def most_turns(num_rooms: int) -> int:
-    """Of a shortest way in any house of so many rooms."""
+    """Upper bound on the shortest way in any house with ``num_rooms`` rooms."""
     return 2 * num_rooms
 
 
 def draw_house(draw: random.Random, num_rooms: int, least_turns: int) -> House:
-    """One whose shortest way takes ``least_turns`` or more: half as many turns again as there are rooms are found in
-    one house of a hundred (16 rooms), ``most_turns`` in almost none. Errors: ValueError if there seems to be none."""
+    """Random house whose shortest way has ``least_turns`` or more.
+
+    With 16 rooms, one house of a hundred needs 24 turns, and almost none ``most_turns``. Errors: ValueError after too
+    many draws.
+    """
     for _ in range(_MAX_DRAWS):
-        house = _any_house(draw, num_rooms)
+        house = _random_house(draw, num_rooms)
         if len(house.shortest_way()) >= least_turns:
             return house
     raise ValueError(f"none of {_MAX_DRAWS} houses of {num_rooms} rooms takes {least_turns} turns: ask for fewer")
 
 
-def _any_house(draw: random.Random, num_rooms: int) -> House:
+def _random_house(draw: random.Random, num_rooms: int) -> House:
     grid = _grid(draw, num_rooms)
     treasure = draw.choice([place for place, beside in grid.items() if len(beside) == 1])
     start, key = draw.sample([place for place in grid if place != treasure], 2)
@@ -128,9 +131,9 @@ def _any_house(draw: random.Random, num_rooms: int) -> House:
     waiting = deque(numbers)
     while waiting:
         beside = grid[waiting.popleft()]
-        new = [beside[way] for way in DIRECTIONS if way in beside and beside[way] not in numbers]
-        numbers |= {place: len(numbers) + number for number, place in enumerate(new)}
-        waiting.extend(new)
+        unnumbered = [beside[way] for way in DIRECTIONS if way in beside and beside[way] not in numbers]
+        numbers |= {place: len(numbers) + number for number, place in enumerate(unnumbered)}
+        waiting.extend(unnumbered)
     doors = [{way: numbers[grid[place][way]] for way in DIRECTIONS if way in grid[place]} for place in numbers]
     return House(doors, numbers[key], numbers[treasure])
 
@@ -143,10 +146,10 @@ def _grid(draw: random.Random, num_rooms: int) -> dict[tuple[int, int], dict[str
         x, y = places[-1] if draw.random() < _STRAIGHT else draw.choice(places)
         direction = draw.choice(list(DIRECTIONS))
         dx, dy = DIRECTIONS[direction]
-        new = x + dx, y + dy
-        if new not in grid:
-            grid[x, y][direction], grid[new] = new, {_OPPOSITE[direction]: (x, y)}
-            places.append(new)
+        neighbour = x + dx, y + dy
+        if neighbour not in grid:
+            grid[x, y][direction], grid[neighbour] = neighbour, {_OPPOSITE[direction]: (x, y)}
+            places.append(neighbour)
     return grid
 
 
@@ -157,7 +160,7 @@ _COMMANDS = {
     **{text: text for text in ("take key", "take treasure")},
     **dict.fromkeys(("o", "open", "open door"), "open"),
 }
-"""Of what a model may write: what it does, as ``House.after`` takes it."""
+"""From a model's command to that of ``House.after``."""
 _ASKED = (
     "Find the treasure of this house. It lies behind a locked door, and the key to it lies in another room. You have "
     "{turns} turns. In each, answer with one command and nothing else: go north, go east, go south, go west, take key, "
@@ -181,7 +184,7 @@ class TreasureOptions:
 
 
 class TreasureTask(Task):
-    """Houses without end; one in five is held out, by a hash of all that is in it. Errors: ConfigError."""
+    """Endless task of houses; one in five is held out, by a hash of its layout. Errors: ConfigError."""
 
     ABOUT = "a text game of ten turns and more: task.options.rooms, least_turns, max_turns, credit_for_progress"
 
@@ -204,28 +207,28 @@ class TreasureTask(Task):
             )
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
-        """Its text is a name, which the model is not shown."""
+        """Prompt of a random house; its text is a hash, hidden from the model."""
         draw = random.Random(f"{stream} {seed} {index}")
         house = draw_house(draw, self.options.rooms, self.options.least_turns)
         way = ", ".join(house.shortest_way())
         return Prompt(f"{stream}/{index:07d}", f"house {house.name}", way, asdict(house))
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
-        seen = self._game(prompt).seen()
+        observation = self._game(prompt).observation()
         if self.style == "compact":
-            return seen
-        asked = f"{_ASKED.format(turns=self.options.max_turns)}\n\n{seen}"
+            return observation
+        question = f"{_ASKED.format(turns=self.options.max_turns)}\n\n{observation}"
         system = [dict(role="system", content=self.system_prompt)] if self.system_prompt else []
-        return [*system, dict(role="user", content=asked)]
+        return [*system, dict(role="user", content=question)]
 
     def demonstration(self, prompt: Prompt) -> list[str]:
-        house, state, shown = House(**prompt.entry), State(), list[str]()
+        house, state, commands = House(**prompt.entry), State(), list[str]()
         for command in house.shortest_way():
-            shown.append(command[0] if self.style == "compact" else _in_words(command, house.thing(state)))
+            commands.append(command[0] if self.style == "compact" else _in_words(command, house.thing(state)))
             after = house.after(state, command)
             assert after is not None, "the shortest way has no command that cannot be done"
             state = after
-        return shown
+        return commands
 
     def difficulty(self, prompt: Prompt) -> str:
         """Turns of the shortest way, for the curriculum."""
@@ -238,15 +241,15 @@ class TreasureTask(Task):
         return Game(House(**prompt.entry), self.options.max_turns, self.style)
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
-        """The answers are played again."""
+        """Score by a replay of the answers."""
         game, credit = self._game(prompt), self.options.credit_for_progress
         states = [game.state, *(game.play(answer) for answer in answers)]
         if not credit:
             return {"treasure": float(states[-1].has_treasure)}
         return {
-            "key": [credit / 2 * found for found in _turned([state.has_key for state in states])],
-            "door": [credit / 2 * found for found in _turned([state.is_open for state in states])],
-            "treasure": [(1 - credit) * found for found in _turned([state.has_treasure for state in states])],
+            "key": [credit / 2 * reached for reached in _turned([state.has_key for state in states])],
+            "door": [credit / 2 * reached for reached in _turned([state.is_open for state in states])],
+            "treasure": [(1 - credit) * reached for reached in _turned([state.has_treasure for state in states])],
         }
 
 
@@ -263,7 +266,7 @@ def _in_words(command: str, thing: str) -> str:
 
 @dataclass
 class Game:
-    """One that is played: the house is what the player must not know."""
+    """Game in progress; the player does not see the house."""
 
     house: House
     max_turns: int
@@ -277,7 +280,7 @@ class Game:
         return self.state.has_treasure or self.num_turns >= self.max_turns
 
     def play(self, answer: str) -> State:
-        """An answer is one command; nothing comes of what is said when the game is over."""
+        """Apply one command; after the end it has no effect."""
         if self.is_over:
             return self.state
         self.num_turns += 1
@@ -287,8 +290,8 @@ class Game:
         self.state = self.state if after is None else after
         return self.state
 
-    def seen(self) -> str:
-        """What the player is told."""
+    def observation(self) -> str:
+        """Observation of the player: doors and things in the room."""
         house, state = self.house, self.state
         locks = {way: house.has_lock(state, way) for way in house.doors[state.room]}
         if self.style == "compact":
@@ -296,9 +299,9 @@ class Game:
             things = {"": "", "key": "k", "treasure": "$"}[house.thing(state)] + "*" * state.has_key
             return f"{'!' * self.was_refused}{doors}{things}>"
         doors = ", ".join(f"{_NAMES[way]}{' (locked)' * is_locked}" for way, is_locked in locks.items())
-        said = ["You can't do that."] * self.was_refused + [f"Doors: {doors}."]
-        said += [f"The {thing} lies here." for thing in (house.thing(state),) if thing]
-        return " ".join(said + ["You carry the key."] * state.has_key)
+        sentences = ["You can't do that."] * self.was_refused + [f"Doors: {doors}."]
+        sentences += [f"The {thing} lies here." for thing in (house.thing(state),) if thing]
+        return " ".join(sentences + ["You carry the key."] * state.has_key)
 
 
 def _command(answer: str) -> str | None:
@@ -308,10 +311,10 @@ def _command(answer: str) -> str | None:
 
 @dataclass
 class TreasureEnvironment(OneAnswer):
-    """Each answer is a command, until the treasure is taken or the turns are used up."""
+    """Environment of one game; each answer is a command."""
 
     game: Game
 
     async def step(self, answer: str) -> Reply:
         self.game.play(answer)
-        return OVER if self.game.is_over else Reply([{"role": "user", "content": self.game.seen()}])
+        return OVER if self.game.is_over else Reply([{"role": "user", "content": self.game.observation()}])

@@ -1,4 +1,4 @@
-"""A task from outside the tree: ``[task] name = "pkg.module:name"``, a class or function called with the TaskConfig.
+"""Task from outside the tree: ``[task] name = "pkg.module:name"``, a class or function called with the TaskConfig.
 
 Whatever it raises becomes one line with its name and place, and so does a hook (task.py) that is misspelled or takes
 other arguments. Its ``reply``, tools and environments run in the verifier process, between the turns of all episodes
@@ -38,124 +38,126 @@ _EXCLUDE_EACH_OTHER = {"reply": ("environment", "tools"), "agent": ("environment
 
 
 def user_task(task: TaskConfig, folders: Sequence[str]) -> "UserTask":
-    """Errors: ConfigError if it cannot be made, has a hook that cannot be called, or gives no prompt that can be
-    used."""
-    said = f"task.name = {task.name!r}"
+    """Make and check the user's task.
+
+    Errors: ConfigError if it cannot be made, has an invalid hook, or gives an invalid prompt.
+    """
+    label = f"task.name = {task.name!r}"
     maker = resolve("task.name", task.name, folders)
-    check_signature(said, maker, ("task",))
+    check_signature(label, maker, ("task",))
     try:
-        made = maker(task)
+        user_object = maker(task)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
-        raise UserCodeError(f"{said}: {what_happened(error, source_file(maker))}") from None
-    _check_hooks(said, made)
-    checked = UserTask(said, made, task.style)
+    except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
+        raise UserCodeError(f"{label}: {what_happened(error, source_file(maker))}") from None
+    _check_hooks(label, user_object)
+    checked = UserTask(label, user_object, task.style)
     checked.check()
     return checked
 
 
-def _check_hooks(said: str, made: object) -> None:
+def _check_hooks(label: str, user_object: object) -> None:
     """Errors: ConfigError."""
-    made_what = f"{said} made a {type(made).__name__}"
-    check_spelling(made_what, made, Task, _METHODS, _ATTRIBUTES)
+    class_label = f"{label} made a {type(user_object).__name__}"
+    check_spelling(class_label, user_object, Task, _METHODS, _ATTRIBUTES)
     for name, parameters in _METHODS.items():
-        if is_overridden(made, name, Task):
-            _check_method(f"{said}: {name}", getattr(made, name), getattr(Task, name), parameters)
+        if is_overridden(user_object, name, Task):
+            _check_method(f"{label}: {name}", getattr(user_object, name), getattr(Task, name), parameters)
         elif name in _REQUIRED:
-            raise ConfigError(f"{made_what} without {name}({', '.join(parameters)}): add it")
+            raise ConfigError(f"{class_label} without {name}({', '.join(parameters)}): add it")
     for name in _ATTRIBUTES:
-        if is_method(made, name):
-            raise ConfigError(f"{said}: {name} is a method: make it an attribute or a property")
-    for first, others in _EXCLUDE_EACH_OTHER.items():
-        beside = [name for name in others if is_overridden(made, name, Task)]
-        if is_overridden(made, first, Task) and beside:
-            raise ConfigError(f"{made_what} with {first} and {beside[0]}: keep one of them")
+        if is_method(user_object, name):
+            raise ConfigError(f"{label}: {name} is a method: make it an attribute or a property")
+    for first, excluded in _EXCLUDE_EACH_OTHER.items():
+        beside = [name for name in excluded if is_overridden(user_object, name, Task)]
+        if is_overridden(user_object, first, Task) and beside:
+            raise ConfigError(f"{class_label} with {first} and {beside[0]}: keep one of them")
 
 
-def _check_method(said: str, method: Any, default: Any, parameters: Sequence[str]) -> None:
+def _check_method(label: str, method: Any, default: Any, parameters: Sequence[str]) -> None:
     """Errors: ConfigError."""
-    check_signature(said, method, parameters)
+    check_signature(label, method, parameters)
     if inspect.iscoroutinefunction(default) and not inspect.iscoroutinefunction(method):
-        raise ConfigError(f"{said} is awaited: define it with async def")
+        raise ConfigError(f"{label} is awaited: define it with async def")
     if inspect.iscoroutinefunction(method) and not inspect.iscoroutinefunction(default):
-        raise ConfigError(f"{said} is not awaited: define it without async")
+        raise ConfigError(f"{label} is not awaited: define it without async")
 
 
 class UserTask(Task):
-    """The user's object, with a task's defaults for what it leaves out. Errors of all calls: UserCodeError."""
+    """Task around the user's object, with defaults for missing hooks. Errors of all calls: UserCodeError."""
 
-    def __init__(self, said: str, task: Any, style: Style):
-        self.said, self.task = said, task
+    def __init__(self, label: str, task: Any, style: Style):
+        self.label, self.task = label, task
         self.style: Style = style
-        self.own = frozenset(name for name in _METHODS if is_overridden(task, name, Task))
+        self.own_methods = frozenset(name for name in _METHODS if is_overridden(task, name, Task))
         """Methods that the user's object has of its own."""
         self.tools = [self._schema(tool) for tool in self._value("tools")]
         self.speaks_first, self.sessions = self._value("speaks_first"), self._value("sessions")
         if isinstance(seats := self._value("seats"), str):
-            raise ConfigError(f"{said}: seats = {seats!r}: give a list or tuple of names")
+            raise ConfigError(f"{label}: seats = {seats!r}: give a list or tuple of names")
         self.seats = tuple(seats)
 
     def _value(self, name: str) -> Any:
-        with self._telling(name):
+        with self._naming_errors(name):
             return getattr(self.task, name, getattr(Task, name))
 
     def _schema(self, tool: object) -> Schema:
         """Errors: ConfigError."""
         if isinstance(tool, Tool):
             return schema_of(tool)
-        if isinstance(tool, dict) and self.own & {"environment", "agent"}:
+        if isinstance(tool, dict) and self.own_methods & {"environment", "agent"}:
             return tool
         raise ConfigError(
-            f"{self.said}: tools holds {shown(tool)}: give titan_rl.environments.conversation.tools.Tool objects"
+            f"{self.label}: tools holds {shown(tool)}: give titan_rl.environments.conversation.tools.Tool objects"
         )
 
     def check(self) -> None:
-        """One prompt is made and written out."""
+        """Make one prompt and encode its messages."""
         prompt = self.prompt("check", 0, 0)
         if self.prompt("check", 0, 0) != prompt:
             raise ConfigError(
-                f"{self.said}: prompt('check', 0, 0) gave two different prompts: draw from the seed alone"
+                f"{self.label}: prompt('check', 0, 0) gave two different prompts: draw from the seed alone"
             )
         try:
             json.dumps(asdict(prompt))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self.said}: a prompt's entry must be plain values, as in JSON: {error}") from None
+            raise ConfigError(f"{self.label}: a prompt's entry must be plain values, as in JSON: {error}") from None
         self.messages(prompt)
 
     @contextmanager
-    def _telling(self, name: str) -> Iterator[None]:
+    def _naming_errors(self, name: str) -> Iterator[None]:
         try:
             yield
         except ConfigError:
             raise
-        except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
-            raise UserCodeError(f"{self.said}: {name}: {what_happened(error, source_file(self.task))}") from None
+        except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
+            raise UserCodeError(f"{self.label}: {name}: {what_happened(error, source_file(self.task))}") from None
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """The user's own method, or the default."""
-        if name not in self.own:
+        if name not in self.own_methods:
             return getattr(super(), name)(*arguments)
-        with self._telling(name):
+        with self._naming_errors(name):
             return getattr(self.task, name)(*arguments)
 
     @property
     def has_agent(self) -> bool:
-        return "agent" in self.own
+        return "agent" in self.own_methods
 
     @property
     def has_one_answer(self) -> bool:
-        return not (self.tools or self.own & set(REPLYING))
+        return not (self.tools or self.own_methods & set(REPLYING))
 
     @cached_property
     def size(self) -> Size | None:
-        with self._telling("size"):
+        with self._naming_errors("size"):
             size = getattr(self.task, "size", None)
         if size is None:
             return None
         if not isinstance(size, Sequence) or len(size) != 2:
             raise UserCodeError(
-                f"{self.said}: size is {shown(size)}: give (number of training prompts, number of held-out prompts)"
+                f"{self.label}: size is {shown(size)}: give (number of training prompts, number of held-out prompts)"
             )
         return Size(*size)
 
@@ -163,10 +165,10 @@ class UserTask(Task):
         prompt, expected = self._call("prompt", stream, seed, index), f"{stream}/{index:07d}"
         if not isinstance(prompt, Prompt):
             raise UserCodeError(
-                f"{self.said}: prompt gave a {type(prompt).__name__}: give a titan_rl.data.types.Prompt"
+                f"{self.label}: prompt gave a {type(prompt).__name__}: give a titan_rl.data.types.Prompt"
             )
         if prompt.id != expected:
-            raise UserCodeError(f"{self.said}: prompt gave the id {prompt.id!r}: it must be {expected!r}")
+            raise UserCodeError(f"{self.label}: prompt gave the id {prompt.id!r}: it must be {expected!r}")
         return prompt
 
     def is_held_out(self, prompt: Prompt) -> bool:
@@ -178,7 +180,7 @@ class UserTask(Task):
             return messages
         if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
             raise UserCodeError(
-                f"{self.said}: messages gave {shown(messages)}: give text, or a list of {{role, content}}"
+                f"{self.label}: messages gave {shown(messages)}: give text, or a list of {{role, content}}"
             )
         return messages
 
@@ -191,11 +193,11 @@ class UserTask(Task):
     def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
         reply = self._call("reply", prompt, answers)
         if reply is not None and not isinstance(reply, str):
-            raise UserCodeError(f"{self.said}: reply gave a {type(reply).__name__}: give text, or None to end")
+            raise UserCodeError(f"{self.label}: reply gave a {type(reply).__name__}: give text, or None to end")
         return reply
 
     def environment(self, prompt: Prompt) -> Environment:
-        if self.tools and "environment" not in self.own:
+        if self.tools and "environment" not in self.own_methods:
             return ToolEnvironment(self.task.tools, self.style)
         return self._call("environment", prompt)
 
@@ -210,10 +212,10 @@ class UserTask(Task):
         return None if level is None else str(level)
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
-        given = self._call("score", prompt, answers)
-        if given == {} and self.own & {"environment", "agent"}:
+        value = self._call("score", prompt, answers)
+        if value == {} and self.own_methods & {"environment", "agent"}:
             return {}  # which rewards instead
-        return as_parts(f"{self.said}: score", given)
+        return as_parts(f"{self.label}: score", value)
 
     def check_ready(self) -> None:
         self._call("check_ready")
@@ -222,5 +224,5 @@ class UserTask(Task):
         self._call("prepare_scoring")
 
     async def close(self) -> None:
-        with self._telling("close"):
+        with self._naming_errors("close"):
             await self._call("close")

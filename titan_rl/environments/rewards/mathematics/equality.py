@@ -1,4 +1,4 @@
-"""Whether an answer is the expected one: form by form here, value by value by math-verify."""
+"""Equality of an answer and the expected one: forms here, values by math-verify."""
 
 import logging
 import re
@@ -33,7 +33,7 @@ _SPACES = re.compile(r"(?:\s|~|\$|\\[,;:! ])+")
 
 @dataclass(frozen=True)
 class Expected:
-    """A row's answer, read once."""
+    """Expected answer, parsed once."""
 
     text: str
     forms: tuple[Form, ...]
@@ -49,7 +49,7 @@ class Expected:
 
 @lru_cache(maxsize=1024)
 def expected_of(text: str) -> Expected:
-    """Errors: ValueError for what is neither mathematics nor words."""
+    """Parse an expected answer. Errors: ValueError for what is neither mathematics nor words."""
     forms = [form for form in _forms(text, Reading()) if all(_parsed(latex) for latex in _leaves(form))]
     values = tuple(_parsed(_SPACES.sub(" ", text).strip())) if not forms and _CALCULUS.search(text) else ()
     if not forms and not values and not any(sign.isalnum() for sign in text):
@@ -58,19 +58,19 @@ def expected_of(text: str) -> Expected:
     return Expected(text, tuple(forms), values, frozenset(units))
 
 
-def is_equal(given: str, text: str) -> bool:
-    """Errors: ValueError for an expected answer that cannot be read."""
+def is_equal(answer_text: str, text: str) -> bool:
+    """Whether an answer equals the expected one. Errors: ValueError for an unreadable expected answer."""
     expected = expected_of(text)
-    if given.strip() == text.strip():
+    if answer_text.strip() == text.strip():
         return True
     if expected.is_text or text.replace(" ", "").isalpha():
-        if _words(given) == _words(text):
+        if _words(answer_text) == _words(text):
             return True
-        if expected.is_text or _WORD.fullmatch(_words(given)):
+        if expected.is_text or _WORD.fullmatch(_words(answer_text)):
             return False
     has_letters = any(re.search("[A-Za-z]", latex) for form in expected.forms for latex in _leaves(form))
     readings = Reading(expected.units, has_bare_letters=not has_letters)
-    answers = _forms(given, readings)
+    answers = _forms(answer_text, readings)
     if expected.values:
         return any(isinstance(answer, Value) and _is_plain(answer, expected.values) for answer in answers)
     return any(_is_same(form, answer) for form in expected.forms for answer in answers)
@@ -81,23 +81,23 @@ _WORD = re.compile(r"[a-z]{3,}(?: [a-z]+)*")
 
 def _words(text: str) -> str:
     """Without the commands of text, and its case; the letter of a choice without its brackets."""
-    shown = _SPACES.sub(" ", _TEXT.sub(r" \1 ", text)).strip().rstrip(".").strip().casefold()
-    choice = re.fullmatch(r"\(\s*([a-z])\s*\)", shown)
-    return choice[1] if choice else shown
+    words = _SPACES.sub(" ", _TEXT.sub(r" \1 ", text)).strip().rstrip(".").strip().casefold()
+    choice = re.fullmatch(r"\(\s*([a-z])\s*\)", words)
+    return choice[1] if choice else words
 
 
 def _forms(text: str, reading: Reading) -> list[Form]:
     """With a comma between digits as it groups them, and as it separates numbers."""
-    found: list[Form] = []
+    forms: list[Form] = []
     for is_grouped in (True, False):
-        way = Reading(reading.units, reading.has_bare_letters, is_grouped)
+        variant = Reading(reading.units, reading.has_bare_letters, is_grouped)
         try:
-            form = read(text, way)
+            form = read(text, variant)
         except Unreadable:
             continue
-        if form not in found:
-            found.append(form)
-    return found
+        if form not in forms:
+            forms.append(form)
+    return forms
 
 
 def _values(form: Form) -> Iterable[Value]:
@@ -127,40 +127,40 @@ def _is_plain(answer: Value, values: Sequence[Any]) -> bool:
     return len(answer.latex) == 1 and _verified(list(values), list(_parsed(answer.latex[0])))
 
 
-def _is_same(expected: Form, given: Form) -> bool:
-    if isinstance(expected, Named) and isinstance(given, Named):
-        if expected.name == given.name and expected.is_member == given.is_member:
-            return _is_same(expected.body, given.body)
-        return _as_relation(expected, given)
-    if isinstance(expected, Named) or isinstance(given, Named):
-        if (isinstance(given, Relation) or isinstance(expected, Relation)) and _as_relation(expected, given):
+def _is_same(expected: Form, answer: Form) -> bool:
+    if isinstance(expected, Named) and isinstance(answer, Named):
+        if expected.name == answer.name and expected.is_member == answer.is_member:
+            return _is_same(expected.body, answer.body)
+        return _as_relation(expected, answer)
+    if isinstance(expected, Named) or isinstance(answer, Named):
+        if (isinstance(answer, Relation) or isinstance(expected, Relation)) and _as_relation(expected, answer):
             return True
-        return _is_same(_unnamed(expected), _unnamed(given))
-    if isinstance(expected, Listing) and isinstance(given, Listing) and not _is_flat(expected, given):
-        return _is_same_listing(expected, given)
-    if isinstance(expected, Value) and isinstance(given, Value) and len(expected.latex) == len(given.latex) == 1:
-        return _is_same_value(expected, given)
-    if isinstance(expected, Relation) and isinstance(given, Relation):
-        return _is_same_relation(expected, given)
-    if _is_flat(expected, given):
-        return _is_same_collection(_flat(expected), _flat(given))
-    return _is_same_region(expected, given)
+        return _is_same(_unnamed(expected), _unnamed(answer))
+    if isinstance(expected, Listing) and isinstance(answer, Listing) and not _is_flat(expected, answer):
+        return _is_same_listing(expected, answer)
+    if isinstance(expected, Value) and isinstance(answer, Value) and len(expected.latex) == len(answer.latex) == 1:
+        return _is_same_value(expected, answer)
+    if isinstance(expected, Relation) and isinstance(answer, Relation):
+        return _is_same_relation(expected, answer)
+    if _is_flat(expected, answer):
+        return _is_same_collection(_flat(expected), _flat(answer))
+    return _is_same_region(expected, answer)
 
 
 def _unnamed(form: Form) -> Form:
     return form.body if isinstance(form, Named) else form
 
 
-def _is_same_relation(expected: Relation, given: Relation) -> bool:
+def _is_same_relation(expected: Relation, answer: Relation) -> bool:
     """One that has to be solved, which may be the question, is not what it is solved by."""
-    if len(expected.operators) != len(given.operators) or (expected.is_solved and not given.is_solved):
+    if len(expected.operators) != len(answer.operators) or (expected.is_solved and not answer.is_solved):
         return False
-    return _same_latex(expected.latex, given.latex)
+    return _same_latex(expected.latex, answer.latex)
 
 
-def _as_relation(expected: Form, given: Form) -> bool:
+def _as_relation(expected: Form, answer: Form) -> bool:
     """Equations that are put otherwise, such as ``y = 2x`` and ``2x - y = 0``."""
-    first, second = _relation_latex(expected), _relation_latex(given)
+    first, second = _relation_latex(expected), _relation_latex(answer)
     return first is not None and second is not None and _same_latex(first, second)
 
 
@@ -170,18 +170,18 @@ def _relation_latex(form: Form) -> str | None:
         return form.latex if form.operators == ("=",) else None
     if not isinstance(form, Named) or form.is_member or not isinstance(form.body, Value):
         return None
-    latex, *others = form.body.latex
-    return f"{form.name} = {latex}" if not others and has_variable(latex) else None
+    latex, *further = form.body.latex
+    return f"{form.name} = {latex}" if not further and has_variable(latex) else None
 
 
 # collections
 
 
-def _is_flat(expected: Form, given: Form) -> bool:
+def _is_flat(expected: Form, answer: Form) -> bool:
     """Whether both say which values there are, in no order: lists, sets, and what a plus-minus makes."""
     return all(
         isinstance(form, Value) or (isinstance(form, Listing) and form.brackets in _UNORDERED)
-        for form in (expected, given)
+        for form in (expected, answer)
     )
 
 
@@ -195,45 +195,45 @@ def _flat(form: Form) -> list[Form]:
     return [form]
 
 
-def _is_same_collection(expected: list[Form], given: list[Form]) -> bool:
+def _is_same_collection(expected: list[Form], answer: list[Form]) -> bool:
     """Each of one is equal to another one of the other."""
-    if len(expected) != len(given) or len(expected) > _MAX_ITEMS:
+    if len(expected) != len(answer) or len(expected) > _MAX_ITEMS:
         return False
-    left = list(given)
+    unmatched = list(answer)
     for form in expected:
-        match = next((index for index in range(len(left)) if _is_same_element(form, left[index])), None)
+        match = next((index for index in range(len(unmatched)) if _is_same_element(form, unmatched[index])), None)
         if match is None:
             return False
-        del left[match]
+        del unmatched[match]
     return True
 
 
-def _is_same_element(expected: Form, given: Form) -> bool:
+def _is_same_element(expected: Form, answer: Form) -> bool:
     """Sets of one are no numbers here: ``{1}, {2}`` are two sets."""
-    return isinstance(expected, Listing) == isinstance(given, Listing) and _is_same(expected, given)
+    return isinstance(expected, Listing) == isinstance(answer, Listing) and _is_same(expected, answer)
 
 
-def _is_same_listing(expected: Listing, given: Listing) -> bool:
-    kinds = {expected.brackets, given.brackets}
+def _is_same_listing(expected: Listing, answer: Listing) -> bool:
+    kinds = {expected.brackets, answer.brackets}
     if len(kinds) > 1 and kinds != {"", "()"}:
         return False
-    if len(expected.items) != len(given.items):
+    if len(expected.items) != len(answer.items):
         return False
-    return all(_is_same(one, other) for one, other in zip(expected.items, given.items, strict=True))
+    return all(_is_same(first, second) for first, second in zip(expected.items, answer.items, strict=True))
 
 
-def _is_same_region(expected: Form, given: Form) -> bool:
+def _is_same_region(expected: Form, answer: Form) -> bool:
     """Sets that are written otherwise; an inequality may be expected where a set is given."""
-    if not isinstance(expected, (Region, Relation)) and not isinstance(given, Region):
+    if not isinstance(expected, (Region, Relation)) and not isinstance(answer, Region):
         return False
     try:
-        wanted = expected.latex if isinstance(expected, Relation) else set_latex(expected)
-        found = set_latex(given)
+        expected_latex = expected.latex if isinstance(expected, Relation) else set_latex(expected)
+        answer_latex = set_latex(answer)
     except Unreadable:
         return False
-    if {_is_finite(wanted), _is_finite(found)} == {True, False}:
+    if {_is_finite(expected_latex), _is_finite(answer_latex)} == {True, False}:
         return False
-    return _same_latex(wanted, found)
+    return _same_latex(expected_latex, answer_latex)
 
 
 def _is_finite(latex: str) -> bool:
@@ -245,32 +245,32 @@ def _is_finite(latex: str) -> bool:
 # values
 
 
-def _is_same_value(expected: Value, given: Value) -> bool:
-    if expected.is_percent != given.is_percent or (given.base and given.base != expected.base):
+def _is_same_value(expected: Value, answer: Value) -> bool:
+    if expected.is_percent != answer.is_percent or (answer.base and answer.base != expected.base):
         return False
-    if expected.unit and given.unit and expected.unit != given.unit:
+    if expected.unit and answer.unit and expected.unit != answer.unit:
         return False
-    return _same_latex(expected.latex[0], given.latex[0])
+    return _same_latex(expected.latex[0], answer.latex[0])
 
 
-def _same_latex(expected: str, given: str) -> bool:
-    if _NUMBER.fullmatch(expected) and _NUMBER.fullmatch(given):  # most are, and math-verify takes milliseconds
-        return _is_near(Fraction(expected.replace(" ", "")), Fraction(given.replace(" ", "")))
-    return expected == given or _verified(list(_parsed(expected)), list(_parsed(given)))
+def _same_latex(expected: str, answer: str) -> bool:
+    if _NUMBER.fullmatch(expected) and _NUMBER.fullmatch(answer):  # most are, and math-verify takes milliseconds
+        return _is_near(Fraction(expected.replace(" ", "")), Fraction(answer.replace(" ", "")))
+    return expected == answer or _verified(list(_parsed(expected)), list(_parsed(answer)))
 
 
-def _is_near(expected: Fraction, given: Fraction) -> bool:
+def _is_near(expected: Fraction, answer: Fraction) -> bool:
     """Whether numbers are equal, decimals to twelve digits, however small they are."""
-    if expected.denominator == given.denominator == 1:
-        return expected == given
-    return abs(expected - given) <= abs(expected) * Fraction(1, 10**12)
+    if expected.denominator == answer.denominator == 1:
+        return expected == answer
+    return abs(expected - answer) <= abs(expected) * Fraction(1, 10**12)
 
 
-def _verified(expected: list[Any], given: list[Any]) -> bool:
+def _verified(expected: list[Any], answer: list[Any]) -> bool:
     _, verify, _ = library()
-    if not verify(expected, given, float_rounding=12, timeout_seconds=None, raise_on_error=False):
+    if not verify(expected, answer, float_rounding=12, timeout_seconds=None, raise_on_error=False):
         return False
-    numbers = [value for value in (*expected, *given) if getattr(value, "is_number", False)]
+    numbers = [value for value in (*expected, *answer) if getattr(value, "is_number", False)]
     if len(numbers) < 2 or not all(number.is_finite for number in numbers):
         return True
     first, second = (number.evalf(_DIGITS) for number in numbers)
@@ -286,8 +286,7 @@ def _parsed(latex: str) -> tuple[Any, ...]:
 
 @cache
 def library() -> tuple[Callable[..., Any], Callable[..., bool], list[Any]]:
-    """math-verify's ``parse`` and ``verify``, and to read LaTeX as it is. They say by name in a log what cannot be
-    read, which is no news here."""
+    """math-verify's ``parse`` and ``verify``, and a configuration for unchanged LaTeX; their logs are silenced."""
     from latex2sympy2_extended.math_normalization import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 

@@ -34,7 +34,7 @@ _MAX_SIGNS = 3
 
 @dataclass(frozen=True)
 class Value:
-    """One expression, or all that a plus-minus makes of it."""
+    """Expression, or the alternatives of a plus-minus."""
 
     latex: tuple[str, ...]
     """As many as it has values."""
@@ -72,7 +72,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Named:
-    """A value, or a set, with the name that is given to it."""
+    """Value or set with a name."""
 
     name: str
     is_member: bool
@@ -82,7 +82,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Region:
-    """A set that is written with an operator or by a name."""
+    """Set written with an operator or by a name."""
 
     latex: str
 
@@ -104,7 +104,7 @@ class Reading:
 
 
 def read(text: str, reading: Reading) -> Form:
-    """Errors: Unreadable."""
+    """Parse an answer. Errors: Unreadable."""
     parser = _Answer(tokens_of(text, is_grouped=reading.is_grouped), reading.words)
     try:
         return parser.answer()
@@ -122,8 +122,8 @@ class _Answer(Expressions):
 
     def _unit(self, start: int) -> tuple[Unit, int] | None:
         """A unit that begins there and that nothing but the end of an element follows."""
-        found = read_unit(self.tokens, start, self.words)
-        return found if found is not None and self._is_end(found[1]) else None
+        unit = read_unit(self.tokens, start, self.words)
+        return unit if unit is not None and self._is_end(unit[1]) else None
 
     def _is_end(self, place: int) -> bool:
         if place >= len(self.tokens):
@@ -179,8 +179,8 @@ class _Answer(Expressions):
     # chains, sets and ratios
 
     def _chain(self) -> Form:
-        if (found := self._sets()) is not None:
-            return found
+        if (sets := self._sets()) is not None:
+            return sets
         parts, operators = [self._quantity()], []
         if self.peek().text == ":":
             return self._ratio(parts[0])
@@ -293,8 +293,8 @@ class _Answer(Expressions):
         self.has_degrees = False
         latex = sign + self.sum()
         is_percent = self._percent()
-        if (found := self._unit(self.at)) is not None:
-            more, self.at = found
+        if (unit_and_end := self._unit(self.at)) is not None:
+            more, self.at = unit_and_end
             unit = self._one_unit(unit, more)
         if self.has_degrees:
             unit = self._one_unit(unit if unit != DEGREE else None, DEGREE)
@@ -405,7 +405,7 @@ def _with_signs(parts: list[str], signs: dict[int, str]) -> str:
 
 
 def set_latex(form: Form) -> str:
-    """Errors: Unreadable for what is no set of numbers."""
+    """LaTeX of a set. Errors: Unreadable for what is no set of numbers."""
     if isinstance(form, Region):
         return form.latex
     if not isinstance(form, Listing) or form.brackets not in ("()", "[]", "(]", "[)", "{}"):

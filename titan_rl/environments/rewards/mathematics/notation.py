@@ -16,6 +16,8 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Token:
+    """Lexeme of an answer."""
+
     kind: str
     """number, word (letters), command, sign, or end."""
     text: str
@@ -100,11 +102,11 @@ _WRAPPERS = _names(
 
 
 def tokens_of(text: str, *, is_grouped: bool = True) -> list[Token]:
-    """``is_grouped``: whether a comma between three digits and three digits groups them, outside of brackets.
+    """Tokenize an answer. ``is_grouped``: a comma between three digits groups them, outside of brackets.
 
     Errors: Unreadable.
     """
-    text = _SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = "".join(_UNICODE.get(sign, sign) for sign in text)
     text = _without_groups(text, is_grouped)
     text = _REPEATING.sub(_fraction, text)
@@ -117,44 +119,44 @@ def tokens_of(text: str, *, is_grouped: bool = True) -> list[Token]:
 
 
 def _without_groups(text: str, is_grouped: bool) -> str:
-    def digits(found: re.Match[str]) -> str:
-        is_comma = found["sign"] == ","
-        inside = is_comma and sum(-1 if one[1] else 1 for one in _OPENING.finditer(text, 0, found.start())) > 0
-        return found[0] if inside or (is_comma and not is_grouped) else re.sub(r"[^0-9]", "", found[0])
+    def digits(match: re.Match[str]) -> str:
+        is_comma = match["sign"] == ","
+        inside = is_comma and sum(-1 if bracket[1] else 1 for bracket in _OPENING.finditer(text, 0, match.start())) > 0
+        return match[0] if inside or (is_comma and not is_grouped) else re.sub(r"[^0-9]", "", match[0])
 
     return _GROUPED.sub(digits, text)
 
 
-def _fraction(found: re.Match[str]) -> str:
+def _fraction(match: re.Match[str]) -> str:
     """Of a decimal that repeats."""
-    whole, once, again = found.groups()
+    whole, once, again = match.groups()
     value = Fraction(int((whole or "0") + once + again) - int((whole or "0") + once), 10 ** len(once))
     value /= 10 ** len(again) - 1
     return rf"(\frac{{{value.numerator}}}{{{value.denominator}}})"
 
 
-def _mixed(found: re.Match[str]) -> str:
-    whole, upper, lower = found.groups()
-    return rf"{whole}\frac{{{upper}}}{{{lower}}}" if int(upper) < int(lower) else found[0]
+def _mixed(match: re.Match[str]) -> str:
+    whole, upper, lower = match.groups()
+    return rf"{whole}\frac{{{upper}}}{{{lower}}}" if int(upper) < int(lower) else match[0]
 
 
 def _lex(text: str, *, is_text: bool) -> list[Token]:
     tokens: list[Token] = []
     place, is_spaced = 0, False
     while place < len(text):
-        found = _LEXEME.match(text, place)
-        if found is None:
+        lexeme = _LEXEME.match(text, place)
+        if lexeme is None:
             raise Unreadable(repr(text[place]))
-        place = found.end()
-        if found.lastgroup == "space":
+        place = lexeme.end()
+        if lexeme.lastgroup == "space":
             is_spaced = True
             continue
-        name = found[0][1:] if found.lastgroup == "command" else ""
+        name = lexeme[0][1:] if lexeme.lastgroup == "command" else ""
         if name in _WRAPPERS or name == "mathbb":
             inside, place = _in_braces(text, place)
             tokens += _wrapped(name, inside)
         else:
-            tokens.append(_token(found, is_spaced, is_text))
+            tokens.append(_token(lexeme, is_spaced, is_text))
         is_spaced = name in _WRAPPERS
     return tokens
 
@@ -171,7 +173,7 @@ def _in_braces(text: str, place: int) -> tuple[str, int]:
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    r"""Where the brace that was opened before ``start`` is closed; ``\{`` and ``\}`` are signs."""
+    r"""Position of the brace that closes the one before ``start``, or None; ``\{`` and ``\}`` are signs."""
     depth, place = 1, start
     while place < len(text):
         if text[place] == "\\":
@@ -193,8 +195,8 @@ def _wrapped(name: str, inside: str) -> list[Token]:
     return [replace(tokens[0], is_spaced=True), *tokens[1:]] if tokens else []
 
 
-def _token(found: re.Match[str], is_spaced: bool, is_text: bool) -> Token:
-    kind, text = found.lastgroup or "", found[0]
+def _token(match: re.Match[str], is_spaced: bool, is_text: bool) -> Token:
+    kind, text = match.lastgroup or "", match[0]
     if kind == "command":
         text = _SAME.get(text[1:], text[1:])
         kind, text = ("sign", text) if text in _SIGNS else ("command", f"\\{text}")

@@ -51,7 +51,7 @@ class Words:
 
 
 def read_unit(tokens: list[Token], start: int, words: Words) -> tuple[Unit, int] | None:
-    """The unit that begins there, and where it ends; None if none does."""
+    """Unit at a position, and its end; None without one."""
     reader = _Reader(tokens, start, words)
     return reader.unit()
 

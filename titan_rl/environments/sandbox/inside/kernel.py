@@ -1,4 +1,4 @@
-"""What the standard library has no words for: namespaces, mounts, capabilities, filters."""
+"""Kernel interfaces outside of the standard library: namespaces, mounts, capabilities, filters."""
 
 import ctypes
 import os
@@ -33,13 +33,13 @@ _tid_arguments = (_address_of_tid(), None) if os.uname().machine == "x86_64" els
 
 
 class Filter(ctypes.Structure):
-    """A seccomp program, as the kernel takes it."""
+    """Seccomp program in the kernel's layout."""
 
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
 def call(name: str, *arguments: object) -> int:
-    """A function of libc. Errors: OSError."""
+    """Call a function of libc. Errors: OSError."""
     result = getattr(_libc, name)(*arguments)
     if result < 0:
         number = ctypes.get_errno()
@@ -48,7 +48,7 @@ def call(name: str, *arguments: object) -> int:
 
 
 def fork_into_namespaces() -> int:
-    """As ``os.fork``, but the child is init in new namespaces: one fork in place of two, which is half of a run's time.
+    """Fork a child that is init in new namespaces, otherwise as ``os.fork``.
 
     Of all that a fork's bookkeeping is for, this process, which has one thread, needs the thread id that glibc keeps at
     the address which it told the kernel, and another seed. The interpreter's own hooks touch half of the pages that a
@@ -65,7 +65,7 @@ def fork_into_namespaces() -> int:
 
 
 def give_up(seccomp: Filter) -> None:
-    """All capabilities, all ways to get any, and the system calls of the filter."""
+    """Drop all capabilities, and install the seccomp filter."""
     call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
@@ -74,30 +74,32 @@ def give_up(seccomp: Filter) -> None:
 
 
 def mount_empty(place: str, options: str, *, is_writable: bool = True) -> None:
-    """A file system of its own at that place, in memory."""
+    """Mount an empty file system in memory."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | (0 if is_writable else _MS_RDONLY)
     call("mount", b"tmpfs", place.encode(), b"tmpfs", flags, options.encode())
 
 
 def mount_read_only(device: str) -> None:
-    """So that its times cannot be set; what it does for those who read and write it remains."""
+    """Remount a device read-only: its times cannot be set, and reads and writes of it still work."""
     flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NOEXEC
     call("mount", None, device.encode(), None, flags, None)
 
 
-def close_all_but(kept: int) -> None:
-    """And 0 to 2, whatever the limit on their number is or was."""
-    for first, last in ((3, kept - 1), (kept + 1, _LAST_DESCRIPTOR)):
+def close_all_but(descriptor: int) -> None:
+    """Close all descriptors but this one and 0 to 2, whatever the limit on their number."""
+    for first, last in ((3, descriptor - 1), (descriptor + 1, _LAST_DESCRIPTOR)):
         if first <= last:
             call("syscall", _CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), 0)
 
 
 def have_small_pages() -> None:
-    """From here on, in all that is forked: of a huge page that is mapped no more in part, all is kept, and a part is
-    counted."""
+    """Disable transparent huge pages for this process and its forks.
+
+    Of a huge page that is mapped no more in part, all is kept, and a part is counted.
+    """
     call("prctl", _PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def stay_visible() -> None:
-    """A change of user makes /proc/self root's, which maps of users are written to."""
+    """Keep /proc/self writable after a change of user, for user maps."""
     call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)

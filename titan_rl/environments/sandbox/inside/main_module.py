@@ -1,4 +1,4 @@
-"""A program as ``python program.py`` would run it; what its functions give goes back as JSON (values.py reads it)."""
+"""Runner of a program, as by ``python program.py``, with call results as JSON (values.py)."""
 
 import atexit
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def bound(values: dict[str, int]) -> None:
-    """Limits of the kernel's, by their names: for good, and none above what holds already."""
+    """Lower the kernel's limits, by name, for good."""
     for name, value in values.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
@@ -22,8 +22,7 @@ def bound(values: dict[str, int]) -> None:
 
 
 def run(source: str, stdin: str, calls: list, task: socket.socket) -> None:
-    """Standard input is a file without a name. Then the calls, if there are any, are answered on that socket. Does not
-    return."""
+    """Run a program and its calls, whose results go to the socket ``task``. Does not return."""
     code = 1
     try:
         _give_stdin(stdin)
@@ -31,7 +30,7 @@ def run(source: str, stdin: str, calls: list, task: socket.socket) -> None:
         sys.modules["__main__"], sys.argv = module, ["program.py"]
         exec(compile(source, "program.py", "exec"), module.__dict__)
         if calls:
-            task.sendall(json.dumps([_called(module, *each) for each in calls]).encode())
+            task.sendall(json.dumps([_called(module, *call) for call in calls]).encode())
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -63,7 +62,7 @@ def _give_stdin(text: str) -> None:
 
 
 def _called(module: types.ModuleType, name: str, arguments: list) -> list:
-    """What a function of the program gives, as ["value", encoded], or ["error", text]."""
+    """Result of a call: ["value", encoded], or ["error", text]."""
     try:
         return ["value", _encoded(getattr(module, name)(*(_decoded(argument) for argument in arguments)))]
     except Exception as error:
@@ -80,7 +79,7 @@ def _encoded(value: Any, depth: int = 0) -> Any:
     if kind in (int, float):
         return {kind.__name__: repr(value)}
     if kind in (list, tuple, set, frozenset):
-        return {kind.__name__: [_encoded(each, depth + 1) for each in value]}
+        return {kind.__name__: [_encoded(item, depth + 1) for item in value]}
     if kind is dict:
         return {"dict": [[_encoded(k, depth + 1), _encoded(v, depth + 1)] for k, v in value.items()]}
     raise TypeError(f"{kind.__name__} is no plain value")

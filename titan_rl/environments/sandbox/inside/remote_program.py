@@ -28,29 +28,29 @@ _BEGUN = b"begun\n"
 
 
 def main(text: str) -> None:
-    """``text``: JSON of a nonce, the limits, and what the program is given."""
-    given = json.loads(text)
-    (task, theirs), (stdout, out), (stderr, err) = socket.socketpair(), os.pipe(), os.pipe()
+    """Run one program and print the report. ``text``: JSON of nonce, limits, source, standard input and calls."""
+    message = json.loads(text)
+    (task, program_end), (stdout, out), (stderr, err) = socket.socketpair(), os.pipe(), os.pipe()
     start, pid = time.monotonic(), os.fork()
     if not pid:
-        _become_program(given, theirs, out, err)
-    for number in (theirs.detach(), out, err):
+        _become_program(message, program_end, out, err)
+    for number in (program_end.detach(), out, err):
         os.close(number)
     received = {task.fileno(): b"", stdout: b"", stderr: b""}
-    why, largest, status = _watch(pid, received, given["limits"])
+    why, largest, status = _watch(pid, received, message["limits"])
     report = {
-        "nonce": given["nonce"],
+        "nonce": message["nonce"],
         "why": why,
         "exit": os.waitstatus_to_exitcode(status),
         "seconds": time.monotonic() - start,
         "memory": largest,
-        "received": [base64.b64encode(each).decode() for each in received.values()],
+        "received": [base64.b64encode(part).decode() for part in received.values()],
     }
     print(json.dumps(report), flush=True)
     os._exit(0)
 
 
-def _become_program(given: dict, task: socket.socket, out: int, err: int) -> None:
+def _become_program(message: dict, task: socket.socket, out: int, err: int) -> None:
     """In the fork; does not return."""
     try:
         os.setsid()  # so that it is ended with those that it starts
@@ -58,13 +58,13 @@ def _become_program(given: dict, task: socket.socket, out: int, err: int) -> Non
         os.dup2(err, 2)
         os.closerange(3, task.fileno())
         os.closerange(task.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-        limits = given["limits"]
+        limits = message["limits"]
         names = {"AS": limits["memory"] + (256 << 20), "CPU": int(limits["seconds"]) + 2, "FSIZE": limits["disk"]}
         main_module.bound(names)
         with contextlib.suppress(OSError):  # where the server's own filter has the say
             main_module.bound({"CORE": 0})
         task.sendall(_BEGUN)
-        main_module.run(given["source"], given["stdin"], given["calls"], task)
+        main_module.run(message["source"], message["stdin"], message["calls"], task)
     finally:
         os._exit(_NOT_BEGUN)
 

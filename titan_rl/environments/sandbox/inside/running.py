@@ -1,4 +1,4 @@
-"""A program's side: it is shut in, read, and run."""
+"""Program's side of a box: confines itself, reads the program, and runs it."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import main_module
 
 
 def become_program(task: socket.socket, limits: dict, seccomp: kernel.Filter) -> None:
-    """In the fork: give up all that could do harm, then read the program and run it. Does not return."""
+    """Confine the fork, then read the program and run it. Does not return."""
     try:
         _furnish(limits)
         _bound(limits)
@@ -60,6 +60,6 @@ def _read_task(task: socket.socket) -> tuple[str, str, list]:
     parts = []
     while part := task.recv(1 << 16):
         parts.append(part)
-    given = json.loads(b"".join(parts))
+    message = json.loads(b"".join(parts))
     task.sendall(b"begun\n")
-    return given["source"], given["stdin"], given["calls"]
+    return message["source"], message["stdin"], message["calls"]

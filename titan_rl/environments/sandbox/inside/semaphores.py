@@ -1,4 +1,4 @@
-"""Semaphores of ``multiprocessing`` that ask again and again: the filter lets processes wait on no common futex."""
+"""Semaphores of ``multiprocessing`` that poll, since the filter forbids shared futexes."""
 
 import _multiprocessing  # pyright: ignore[reportMissingImports]
 import math
@@ -7,17 +7,17 @@ import time
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005
 
 
-class _AskedSemaphore(_multiprocessing.SemLock):
-    """What is inherited but for a wait, which the kernel would have done."""
+class _PollingSemaphore(_multiprocessing.SemLock):
+    """Semaphore that polls in place of a kernel wait."""
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         end = math.inf if timeout is None else time.monotonic() + timeout
         pause = _FIRST_PAUSE
         while not super().acquire(False):
-            left = end - time.monotonic()
-            if not block or left <= 0:
+            remaining = end - time.monotonic()
+            if not block or remaining <= 0:
                 return False
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LONGEST_PAUSE)
         return True
 
@@ -26,5 +26,5 @@ class _AskedSemaphore(_multiprocessing.SemLock):
 
 
 def install() -> None:
-    """For all that is forked from here on, before anything has imported ``multiprocessing.synchronize``."""
-    _multiprocessing.SemLock = _AskedSemaphore
+    """Replace the semaphore class; call it before any import of ``multiprocessing.synchronize``."""
+    _multiprocessing.SemLock = _PollingSemaphore

@@ -1,4 +1,4 @@
-"""What runs inside bubblewrap: a warm Python that forks itself for each program, into namespaces of its own.
+"""Zygote inside bubblewrap: a warm Python that forks itself for each program, into new namespaces.
 
     zygote.py CONTROL FILTER keep|drop
 
@@ -52,14 +52,14 @@ _MOST_NICE, _STEP = 19, 1.25
 
 
 class Box:
-    """One program at a time."""
+    """Runner of one program at a time."""
 
     def __init__(self, control: socket.socket, seccomp: kernel.Filter, uid: int):
         self.control, self.seccomp, self.uid = control, seccomp, uid
         self.ours = _processes()
 
     def serve(self) -> None:
-        """Until the host hangs up."""
+        """Run programs until the host closes the socket."""
         while True:
             message, descriptors = receive(self.control)
             if not message:
@@ -133,8 +133,7 @@ def _processes() -> set[int]:
 
 
 def look_after(pids: set[int]) -> int:
-    """Bytes in memory of them all. By now they take long, so they give way to those that do not, all together as one
-    thread would."""
+    """Memory of all these processes in bytes; lowers their priority to that of one thread together."""
     memory, threads = 0, {pid: _threads(pid) for pid in pids}
     nice = _nice(sum(_runs(pid, thread) for pid in pids for thread in threads[pid]))
     for pid in pids:
@@ -145,21 +144,21 @@ def look_after(pids: set[int]) -> int:
         # of those that have ended, as the first one may have before the others, nothing is said
         for thread in threads[pid]:
             with contextlib.suppress(OSError):
-                if held := _memory(f"/proc/{pid}/task/{thread}"):
-                    memory += held + _buffers(f"/proc/{pid}/task/{thread}")
+                if resident := _memory(f"/proc/{pid}/task/{thread}"):
+                    memory += resident + _buffers(f"/proc/{pid}/task/{thread}")
                     break
     return memory
 
 
 def have_many_mappings(pids: set[int]) -> bool:
-    left = _MOST_MAPPINGS
+    remaining = _MOST_MAPPINGS
     for pid in pids:
         for thread in _threads(pid):
             with contextlib.suppress(OSError):
-                if count := _mappings(f"/proc/{pid}/task/{thread}", left):  # none: it has ended
-                    left -= count
+                if count := _mappings(f"/proc/{pid}/task/{thread}", remaining):  # none: it has ended
+                    remaining -= count
                     break
-    return left < 0
+    return remaining < 0
 
 
 def _nice(running: int) -> int:
@@ -202,7 +201,7 @@ def _mappings(thread: str, most: int) -> int:
 
 
 def receive(control: socket.socket) -> tuple[bytes, list[int]]:
-    """A message, and the descriptors that came with it."""
+    """Receive a message with its descriptors."""
     numbers = array.array("i")
     space = socket.CMSG_SPACE(3 * numbers.itemsize)
     message, ancillary, _, _ = control.recvmsg(4096, space, socket.MSG_CMSG_CLOEXEC)
