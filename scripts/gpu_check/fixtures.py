@@ -63,7 +63,7 @@ class DirectTrainer(Protocol):
     def restore(self, step: int, kept: RegionHandle | None) -> None: ...
 
 
-class House:
+class Fixtures:
     """Of one worker."""
 
     def __init__(self, device: torch.device, folder: Path, *, rehearse: bool) -> None:
@@ -113,8 +113,8 @@ class House:
 
     def config(self, dtype: str = "bfloat16", kernel: str = "auto", **tables: dict[str, Any]) -> Config:
         training = {"steps": 100, "seq_len": 8192, "mixed_precision_param": dtype}
-        ours = {"optimizer": {"lr": 1e-5}, "model": {"kernel": kernel}, "training": training}
-        return load_config(None, ours | {"recovery": {"snapshot_every": 0}} | tables)
+        defaults = {"optimizer": {"lr": 1e-5}, "model": {"kernel": kernel}, "training": training}
+        return load_config(None, defaults | {"recovery": {"snapshot_every": 0}} | tables)
 
     def trainer(self, name: str, config: Config) -> DirectTrainer:
         """Errors: ConfigError for what a run would refuse to compile."""

@@ -15,8 +15,8 @@ def outcome(row: str, answer: dict[str, Any], seconds: float, on_gpu: bool) -> d
     failed = answer.get("failed", "")
     met = [bar["met"] for bar in bars]
     holds = not failed and False not in met and not (on_gpu and None in met)
-    told = _rounded({"row": row, "holds": holds, "seconds": round(seconds, 1), "bars": bars, "figures": figures})
-    return told | ({"failed": failed} if failed else {})
+    result = _rounded({"row": row, "holds": holds, "seconds": round(seconds, 1), "bars": bars, "figures": figures})
+    return result | ({"failed": failed} if failed else {})
 
 
 def verdict(outcomes: Sequence[dict[str, Any]], on_gpu: bool, machine: dict[str, Any]) -> dict[str, Any]:

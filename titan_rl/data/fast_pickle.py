@@ -13,6 +13,6 @@ class OnePiece:
 
 
 def _whole(kind: type, fields: bytes) -> Any:
-    made = object.__new__(kind)
-    vars(made).update(pickle.loads(fields))
-    return made
+    instance = object.__new__(kind)
+    vars(instance).update(pickle.loads(fields))
+    return instance

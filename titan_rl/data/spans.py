@@ -33,14 +33,14 @@ class Spans:
 
     def add(self, name: str, begin: float, seconds: float) -> None:
         """One that begins where the last of its name ended goes on with it. Of a name they come in order."""
-        known = self._of.setdefault(name, [])
-        if known and begin - known[-1].end <= self._gap.get(name, _GAP_SECONDS):
-            known[-1] = known[-1]._replace(seconds=max(begin + seconds - known[-1].begin, known[-1].seconds))
+        spans = self._of.setdefault(name, [])
+        if spans and begin - spans[-1].end <= self._gap.get(name, _GAP_SECONDS):
+            spans[-1] = spans[-1]._replace(seconds=max(begin + seconds - spans[-1].begin, spans[-1].seconds))
             return
-        known.append(Span(name, begin, seconds))
-        while len(known) > _MOST:
+        spans.append(Span(name, begin, seconds))
+        while len(spans) > _MOST:
             self._gap[name] = 2 * self._gap.get(name, _GAP_SECONDS)
-            self._of[name] = known = merged(known, self._gap[name])
+            self._of[name] = spans = merged(spans, self._gap[name])
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -53,18 +53,18 @@ class Spans:
 
     def take(self) -> list[Span]:
         """In the order of their beginnings."""
-        taken = sorted((span for spans in self._of.values() for span in spans), key=lambda span: span.begin)
+        ordered = sorted((span for spans in self._of.values() for span in spans), key=lambda span: span.begin)
         self._of, self._gap = {}, {}
-        return taken
+        return ordered
 
 
 def merged(spans: list[Span], gap: float) -> list[Span]:
     """Those of one name in order, with no more than ``gap`` seconds between them, as one."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for span in spans:
-        if found and span.begin - found[-1].end <= gap:
-            end = max(found[-1].end, span.end)
-            found[-1] = found[-1]._replace(seconds=end - found[-1].begin)
+        if joined and span.begin - joined[-1].end <= gap:
+            end = max(joined[-1].end, span.end)
+            joined[-1] = joined[-1]._replace(seconds=end - joined[-1].begin)
         else:
-            found.append(span)
-    return found
+            joined.append(span)
+    return joined

@@ -96,5 +96,5 @@ def lines_of(group: Group) -> Iterator[Text]:
 def _shown(rollout: Rollout) -> tuple[float, str, str, str]:
     """Reward, status, parts of the reward if there are several, and the answer."""
     parts = ", ".join(f"{name} {value:.3g}" for name, value in rollout.reward_parts.items())
-    told = f"  ({parts})" if len(rollout.reward_parts) > 1 else ""
-    return rollout.reward, rollout.status, printable(told, _SHOWN), printable(rollout.text, _SHOWN)
+    listed = f"  ({parts})" if len(rollout.reward_parts) > 1 else ""
+    return rollout.reward, rollout.status, printable(listed, _SHOWN), printable(rollout.text, _SHOWN)

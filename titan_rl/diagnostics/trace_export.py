@@ -21,8 +21,8 @@ def export_trace(run: Path, steps: str | None, out: Path | None) -> int:
             f"of each are in metrics.jsonl"
         )
     if not trace:
-        known = read_trace(run)
-        there = f"its steps {min(known)} to {max(known)} are" if known else "none of its steps is"
+        recorded = read_trace(run)
+        there = f"its steps {min(recorded)} to {max(recorded)} are" if recorded else "none of its steps is"
         raise ConfigError(f"{run} has no trace of that: {there} recorded")
     text = json.dumps(as_chrome(trace))
     if out is None:

@@ -48,14 +48,14 @@ def _scored(rollouts: Iterable[Rollout]) -> list[Rollout]:
 
 def task_metrics(groups: list[Group]) -> dict[str, float]:
     """Of each of a mixture's tasks: its share of the prompts, and what its answers earned, where any was scored."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for task in sorted({group.task for group in groups if group.task}):
         own = [group for group in groups if group.task == task]
-        found[f"prompts/{task}"] = len(own) / len(groups)
+        metrics[f"prompts/{task}"] = len(own) / len(groups)
         if scored := _scored(rollout for group in own for rollout in group.rollouts):
-            found[f"reward/{task}"] = float(np.mean([rollout.reward for rollout in scored]))
-            found[f"accuracy/{task}"] = float(np.mean([correct(rollout.true_reward) for rollout in scored]))
-    return found
+            metrics[f"reward/{task}"] = float(np.mean([rollout.reward for rollout in scored]))
+            metrics[f"accuracy/{task}"] = float(np.mean([correct(rollout.true_reward) for rollout in scored]))
+    return metrics
 
 
 def part_metrics(rollouts: list[Rollout]) -> dict[str, float]:
@@ -81,14 +81,14 @@ def turn_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     calls = Counter(call.status for rollout in rollouts for turn in rollout.turns for call in turn.calls)
     num_tokens = sum(len(rollout.tokens) for rollout in rollouts)
     replied = sum(int((rollout.provenance == Provenance.TOOL).sum()) for rollout in rollouts)
-    found = {
+    metrics = {
         "turns": float(np.mean([len(rollout.turns) for rollout in rollouts])),
         "reply_tokens": replied / num_tokens,
     }
     if calls:
-        found["tool_calls"] = calls.total() / len(rollouts)
-        found |= {f"tool_calls_{status}": calls[status] / calls.total() for status in ("error", "timeout")}
-    return found
+        metrics["tool_calls"] = calls.total() / len(rollouts)
+        metrics |= {f"tool_calls_{status}": calls[status] / calls.total() for status in ("error", "timeout")}
+    return metrics
 
 
 def _with_range(name: str, values: list[float]) -> dict[str, float]:

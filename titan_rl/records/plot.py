@@ -80,11 +80,11 @@ class Panel:
 
 def curves_of(records: Iterable[dict[str, float]]) -> dict[str, Points]:
     """Of each metric its points (step, value)."""
-    found: dict[str, Points] = {}
+    curves: dict[str, Points] = {}
     for record in records:
         for name, value in _with_disagreement(record).items():
-            found.setdefault(name, []).append((record["step"], value))
-    return found
+            curves.setdefault(name, []).append((record["step"], value))
+    return curves
 
 
 def _with_disagreement(record: dict[str, float]) -> dict[str, float]:

@@ -130,7 +130,7 @@ def ranges(tree: Tree, starts: Sequence[int], number: int | None) -> tuple[tuple
     return tuple((start, node.end - node.begin) for start, node in nodes if node.end > node.begin)
 
 
-def places(found: Sequence[tuple[int, int]]) -> np.ndarray:
+def places(ranges: Sequence[tuple[int, int]]) -> np.ndarray:
     """Of ranges, each place: int64."""
-    parts = [np.arange(start, start + length) for start, length in found]
+    parts = [np.arange(start, start + length) for start, length in ranges]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)

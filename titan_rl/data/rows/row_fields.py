@@ -60,15 +60,17 @@ def encodable(place: str, name: str, text: str) -> str:
 def check_finite(place: str, columns: dict[str, Any]) -> None:
     """Of what somebody computes with. Errors: ConfigError for NaN and infinity, which JSON has not."""
     for name, value in columns.items():
-        if (found := _not_finite(value)) is not None:
-            raise ConfigError(f"{place}: column {name!r} holds {found}: give a number or null, or leave the column out")
+        if (number := _not_finite(value)) is not None:
+            raise ConfigError(
+                f"{place}: column {name!r} holds {number}: give a number or null, or leave the column out"
+            )
 
 
 def _not_finite(value: Any) -> float | None:
     if isinstance(value, float):
         return None if math.isfinite(value) else value
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((found for part in parts if (found := _not_finite(part)) is not None), None)
+    return next((number for part in parts if (number := _not_finite(part)) is not None), None)
 
 
 def messages(place: str, name: str, value: Any) -> list[Message]:
@@ -81,12 +83,12 @@ def messages(place: str, name: str, value: Any) -> list[Message]:
 def _message(place: str, message: Any) -> Message:
     if not isinstance(message, dict):
         raise ConfigError(f"{place} is {shown(message)}: give {{role, content}}")
-    given = {key: value for key, value in message.items() if value is not None}  # Parquet has all keys in all rows
-    if set(given) != {"role", "content"}:
-        raise ConfigError(f"{place} has {', '.join(map(repr, given)) or 'nothing'}: give role and content")
-    if given["role"] not in _ROLES:
-        raise ConfigError(f"{place}: role {given['role']!r} is unknown: {nearest(str(given['role']), _ROLES)}")
-    return {"role": given["role"], "content": text(place, "content", given["content"])}
+    fields = {key: value for key, value in message.items() if value is not None}  # Parquet has all keys in all rows
+    if set(fields) != {"role", "content"}:
+        raise ConfigError(f"{place} has {', '.join(map(repr, fields)) or 'nothing'}: give role and content")
+    if fields["role"] not in _ROLES:
+        raise ConfigError(f"{place}: role {fields['role']!r} is unknown: {nearest(str(fields['role']), _ROLES)}")
+    return {"role": fields["role"], "content": text(place, "content", fields["content"])}
 
 
 def joined(messages: Sequence[Message]) -> str:
@@ -96,14 +98,14 @@ def joined(messages: Sequence[Message]) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
-def names(columns: dict[str, Any], wanted: Sequence[str]) -> str:
+def names(columns: dict[str, Any], expected: Sequence[str]) -> str:
     """What a row has instead of these, the likely misspelling first."""
-    close = [name for name in columns if difflib.get_close_matches(name, wanted, n=1, cutoff=0.7)]
-    found = list(dict.fromkeys([*close, *columns]))
-    more = f" and {len(found) - _SHOWN_NAMES} more" if len(found) > _SHOWN_NAMES else ""
-    empty = [name for name in wanted if name in columns]
-    said = f"it has {', '.join(map(repr, found[:_SHOWN_NAMES]))}{more}" if found else "it is empty"
-    return f"{said}, but {', '.join(map(repr, empty))} is null" if empty else said
+    close = [name for name in columns if difflib.get_close_matches(name, expected, n=1, cutoff=0.7)]
+    ordered = list(dict.fromkeys([*close, *columns]))
+    more = f" and {len(ordered) - _SHOWN_NAMES} more" if len(ordered) > _SHOWN_NAMES else ""
+    empty = [name for name in expected if name in columns]
+    listing = f"it has {', '.join(map(repr, ordered[:_SHOWN_NAMES]))}{more}" if ordered else "it is empty"
+    return f"{listing}, but {', '.join(map(repr, empty))} is null" if empty else listing
 
 
 def shown(value: Any) -> str:

@@ -134,11 +134,11 @@ def _whole(file: Path, batches: Any) -> Any:
 
     from titan_rl.data.storage.tables import check_batch
 
-    size, found = 0, []
+    size, parts = 0, []
     for batch in batches:
         size = check_batch(file, batch, size)
-        found.append(batch)
-    return pa.Table.from_batches(found, batches.schema)
+        parts.append(batch)
+    return pa.Table.from_batches(parts, batches.schema)
 
 
 def _rows(path: Path, table: Any) -> list[dict[str, Any]]:

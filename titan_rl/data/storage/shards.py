@@ -45,20 +45,20 @@ def file_system(url: str) -> tuple[Any, str]:
 def shards_of(folder: Path) -> Shards | None:
     """None if the files are in the folder itself. Errors: StoreError."""
     try:
-        found = read_json(folder / SHARDS)
+        content = read_json(folder / SHARDS)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"its {SHARDS} cannot be read ({type(error).__name__})") from None
-    if not (isinstance(found, dict) and isinstance(found.get("at"), str) and _are_sizes(found.get("sizes"))):
+    if not (isinstance(content, dict) and isinstance(content.get("at"), str) and _are_sizes(content.get("sizes"))):
         raise StoreError(f"its {SHARDS} does not say where files are")
-    return Shards(found["at"], found["sizes"])
+    return Shards(content["at"], content["sizes"])
 
 
-def _are_sizes(found: Any) -> bool:
-    return isinstance(found, dict) and all(
+def _are_sizes(sizes: Any) -> bool:
+    return isinstance(sizes, dict) and all(
         type(size) is int and size >= 0 and name == os.path.basename(name) not in ("", ".", "..")
-        for name, size in found.items()
+        for name, size in sizes.items()
     )
 
 

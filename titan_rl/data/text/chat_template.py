@@ -36,40 +36,40 @@ _FAULTS = (
 """What a template may raise: it is a program."""
 
 
-def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = False, **asked: Any) -> Any:
+def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = False, **options: Any) -> Any:
     """By the chat template, up to where the model begins. Errors: ConfigError with what the template says."""
     settings = text_settings(tokenizer)
-    told = {"add_generation_prompt": True, "return_dict": False, "strftime_now": settings.strftime}
-    told |= settings.template_kwargs | asked
+    arguments = {"add_generation_prompt": True, "return_dict": False, "strftime_now": settings.strftime}
+    arguments |= settings.template_kwargs | options
     try:
         with limited():  # to make tokens of it starts a thread for each core, whose stacks count
             for source in _sources(tokenizer):
                 check_source(source)
-            text = tokenizer.apply_chat_template(messages, tokenize=False, **_without_tokens(told))
-        return tokenizer.apply_chat_template(messages, tokenize=True, **told) if tokenize else text
+            text = tokenizer.apply_chat_template(messages, tokenize=False, **_without_tokens(arguments))
+        return tokenizer.apply_chat_template(messages, tokenize=True, **arguments) if tokenize else text
     except _FAULTS as error:
         roles = ", ".join(message["role"] for message in messages)
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"the model's chat template refuses messages of {roles}: {said}") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"the model's chat template refuses messages of {roles}: {reason}") from None
 
 
-def _without_tokens(asked: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in asked.items() if not name.startswith("return_")}
+def _without_tokens(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if not name.startswith("return_")}
 
 
 def _sources(tokenizer: Tokenizer) -> Iterable[str]:
     """The one, or those that have names."""
-    given = getattr(tokenizer, "chat_template", None) or ()
-    return (given,) if isinstance(given, str) else given.values() if isinstance(given, dict) else ()
+    templates = getattr(tokenizer, "chat_template", None) or ()
+    return (templates,) if isinstance(templates, str) else templates.values() if isinstance(templates, dict) else ()
 
 
-def render_with_tools(tokenizer: Tokenizer, messages: list[Message], tools: Tools, **asked: Any) -> Any:
+def render_with_tools(tokenizer: Tokenizer, messages: list[Message], tools: Tools, **options: Any) -> Any:
     """``tools``: for a template without a place for them they stand in the system message. Errors: ConfigError."""
     if not tools:
-        return render(tokenizer, messages, **asked)
+        return render(tokenizer, messages, **options)
     if tells_of_tools(tokenizer):
-        return render(tokenizer, messages, tools=list(tools), **asked)
-    return render(tokenizer, with_tools(messages, tools), **asked)
+        return render(tokenizer, messages, tools=list(tools), **options)
+    return render(tokenizer, with_tools(messages, tools), **options)
 
 
 @lru_cache(maxsize=8)
@@ -91,20 +91,20 @@ def left_out(tokenizer: Tokenizer, roles: tuple[str, ...]) -> int | None:
     """
     marks = [f"mark-{number}-" for number in range(len(roles))]
     rendered = render(tokenizer, [message(role, mark) for role, mark in zip(roles, marks, strict=True)]).casefold()
-    heard = (number for number, role in enumerate(roles) if role != "assistant")
-    return next((number for number in heard if marks[number] not in rendered), None)
+    required = (number for number, role in enumerate(roles) if role != "assistant")
+    return next((number for number in required if marks[number] not in rendered), None)
 
 
 def with_tools(messages: list[Message], tools: Tools) -> list[Message]:
     """The same, whose system message tells of the tools and of how they are called."""
     schemas = "\n".join(json.dumps(tool["function"]) for tool in tools)
-    told = (
+    instructions = (
         f"You can call these tools:\n{schemas}\nTo call one, write nothing but\n"
         f'<tool_call>{{"name": the tool, "arguments": {{...}}}}</tool_call>\nand you will be given its result.'
     )
     if messages[0]["role"] != "system":
-        return [message("system", told), *messages]
-    return [message("system", f"{messages[0]['content']}\n\n{told}"), *messages[1:]]
+        return [message("system", instructions), *messages]
+    return [message("system", f"{messages[0]['content']}\n\n{instructions}"), *messages[1:]]
 
 
 def message(role: str, content: str) -> Message:
@@ -151,8 +151,8 @@ def _reply_template(tokenizer: Tokenizer, role: str, count: int, tools: str) -> 
 def _found(tokenizer: Tokenizer, role: str, count: int, tools: Tools) -> ReplyTemplate:
     def rendered_with(replies: list[str]) -> str:
         conversation = [message("user", ASKED), message("assistant", ANSWER)]
-        said = [message(role, reply) for reply in replies]
-        return render_with_tools(tokenizer, [*conversation, *said], tools)
+        reply_messages = [message(role, reply) for reply in replies]
+        return render_with_tools(tokenizer, [*conversation, *reply_messages], tools)
 
     marks = [f"{REPLY}-{number}" for number in range(count)]
     pieces = _pieces(rendered := rendered_with(marks), marks)
@@ -169,8 +169,8 @@ def _pieces(rendered: str, marks: list[str]) -> tuple[str, ...]:
         )
     rest, pieces = rendered.partition(ANSWER)[2], []
     for mark in marks:
-        piece, found, rest = rest.partition(mark)
-        if not found:
+        piece, separator, rest = rest.partition(mark)
+        if not separator:
             raise ConfigError(
                 "the model's chat template shows a reply before the answer: take another model or template"
             )

@@ -95,13 +95,13 @@ _NO_TEMPLATE_FOR_ROWS = (
 
 
 def _check_kwargs(tokenizer: Tokenizer) -> None:
-    given = set(text_settings(tokenizer).template_kwargs)
-    if own := sorted(given & _OF_TRANSFORMERS):
+    kwargs = set(text_settings(tokenizer).template_kwargs)
+    if own := sorted(kwargs & _OF_TRANSFORMERS):
         raise ConfigError(f"model.chat_template_kwargs.{own[0]} is told by the run itself: leave it out")
-    if unread := sorted(given - (known := _switches(tokenizer))):
+    if unread := sorted(kwargs - (switches := _switches(tokenizer))):
         raise ConfigError(
             f"model.chat_template_kwargs.{unread[0]}: the model's chat template does not read it; it reads "
-            f"{', '.join(sorted(known)) or 'none'}: leave it out"
+            f"{', '.join(sorted(switches)) or 'none'}: leave it out"
         )
 
 
@@ -128,9 +128,9 @@ _OF_TRANSFORMERS = {
 
 def _switches(tokenizer: Tokenizer) -> set[str]:
     """Names that the chat template reads besides what transformers gives it."""
-    given = tokenizer.chat_template
+    chat_templates = tokenizer.chat_template
     names: set[str] = set()
-    for template in given.values() if isinstance(given, dict) else [given]:
+    for template in chat_templates.values() if isinstance(chat_templates, dict) else [chat_templates]:
         environment = Environment(extensions=["jinja2.ext.loopcontrols"])
         try:
             names |= meta.find_undeclared_variables(environment.parse(_GENERATION.sub("", str(template))))
@@ -140,13 +140,13 @@ def _switches(tokenizer: Tokenizer) -> set[str]:
 
 
 def _check_question(tokenizer: Tokenizer) -> None:
-    asked = [message("user", ASKED)]
-    first, *others = (render(tokenizer, asked) for _ in range(_RENDERINGS))
+    question = [message("user", ASKED)]
+    first, *others = (render(tokenizer, question) for _ in range(_RENDERINGS))
     if ASKED not in first.casefold():
         raise ConfigError("the model's chat template does not show what a user says: take another")
     if any(other != first for other in others):
         raise ConfigError("the model's chat template writes the same question otherwise each time: take another")
-    bare = render(tokenizer, asked, add_generation_prompt=False)
+    bare = render(tokenizer, question, add_generation_prompt=False)
     if bare == first and _control_before_answer(tokenizer, bare):
         raise ConfigError(
             "the model's chat template has no generation prompt (add_generation_prompt changes nothing), and an "
@@ -157,14 +157,14 @@ def _check_question(tokenizer: Tokenizer) -> None:
 def _control_before_answer(tokenizer: Tokenizer, question: str) -> list[str]:
     """Control tokens between where the model begins and its answer's text."""
     try:
-        asked = [message("user", ASKED), message("assistant", ANSWER)]
-        whole = render(tokenizer, asked, add_generation_prompt=False)
+        conversation = [message("user", ASKED), message("assistant", ANSWER)]
+        rendered = render(tokenizer, conversation, add_generation_prompt=False)
     except ConfigError:
         return []
-    if not whole.startswith(question) or ANSWER not in whole:
+    if not rendered.startswith(question) or ANSWER not in rendered:
         return []
     control = control_tokens(tokenizer)
-    header = whole[len(question) :].partition(ANSWER)[0]
+    header = rendered[len(question) :].partition(ANSWER)[0]
     return [control[token] for token in encode(tokenizer, header) if token in control]
 
 
@@ -177,8 +177,8 @@ def _check_end(tokenizer: Tokenizer, use: TextUse) -> None:
 
 
 def _shows_answer(tokenizer: Tokenizer) -> bool:
-    asked = [message("user", ASKED), message("assistant", ANSWER)]
-    return ANSWER in render(tokenizer, asked, add_generation_prompt=False)
+    conversation = [message("user", ASKED), message("assistant", ANSWER)]
+    return ANSWER in render(tokenizer, conversation, add_generation_prompt=False)
 
 
 def _unlike(tokenizer: Tokenizer, end: int, stops: Container[int], what: str) -> str:
@@ -198,11 +198,11 @@ def _check_learned(tokenizer: Tokenizer) -> None:
 def _check_special(tokenizer: Tokenizer, use: TextUse) -> None:
     if text_settings(tokenizer).keep_special:
         return
-    said = "which rewards and tools would not see: set task.keep_special = true"
+    effect = "which rewards and tools would not see: set task.keep_special = true"
     if use.calls and "<tool_call>" in control_tokens(tokenizer).values():
-        raise ConfigError(f"'<tool_call>' is a special token of this model's tokenizer, {said}")
-    if found := _control_before_answer(tokenizer, render(tokenizer, [message("user", ASKED)])):
-        raise ConfigError(f"the model's chat template begins an answer with {found[0]!r}, a special token, {said}")
+        raise ConfigError(f"'<tool_call>' is a special token of this model's tokenizer, {effect}")
+    if token := _control_before_answer(tokenizer, render(tokenizer, [message("user", ASKED)])):
+        raise ConfigError(f"the model's chat template begins an answer with {token[0]!r}, a special token, {effect}")
 
 
 # what a doctor tells

@@ -58,8 +58,8 @@ def limited() -> Iterator[None]:
     before, memory = sys.gettrace(), resource.getrlimit(resource.RLIMIT_AS)
     is_alone = _is_checking.get() and threading.current_thread() is threading.main_thread()
     if is_alone:
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
-        most = held + _MEMORY if memory[0] == resource.RLIM_INFINITY else min(memory[0], held + _MEMORY)
+        resident = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
+        most = resident + _MEMORY if memory[0] == resource.RLIM_INFINITY else min(memory[0], resident + _MEMORY)
         resource.setrlimit(resource.RLIMIT_AS, (most, memory[1]))
     sys.settrace(deadline)
     try:

@@ -74,8 +74,8 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
         check_files(Path(path))
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # of transformers, tokenizers or sentencepiece, which share no narrower one
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"model.path = {str(path)!r}: its tokenizer cannot be used: {said}") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"model.path = {str(path)!r}: its tokenizer cannot be used: {reason}") from None
 
 
 def decoded(tokenizer: Tokenizer, tokens: np.ndarray | list[int], *, skip_special_tokens: bool = False) -> str:

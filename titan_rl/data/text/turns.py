@@ -51,9 +51,9 @@ def encode_messages(
     if isinstance(messages, str):
         text = messages if is_plain else plain(tokenizer, messages)
         return np.asarray(encode_from_start(tokenizer, text), np.int32)
-    asked = messages if is_plain else _plain(tokenizer, messages)
+    plain_messages = messages if is_plain else _plain(tokenizer, messages)
     check_roles(tokenizer, messages, tools)
-    return np.asarray(render_with_tools(tokenizer, asked, tools, tokenize=True), np.int32)
+    return np.asarray(render_with_tools(tokenizer, plain_messages, tools, tokenize=True), np.int32)
 
 
 def _plain(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:
@@ -83,15 +83,17 @@ def encode_opening(
     Behind a message of the user's the words stand in that message, a blank line apart, since most templates refuse two
     messages of a user in a row. Errors: as ``encode_messages``.
     """
-    said = plain(tokenizer, "\n".join(reply["content"] for reply in replies), replies[0]["role"] if replies else "")
+    opening = plain(tokenizer, "\n".join(reply["content"] for reply in replies), replies[0]["role"] if replies else "")
     if isinstance(messages, str):
         prompt = encode_messages(tokenizer, messages)
-        words = np.asarray(encode_behind(tokenizer, messages, said), np.int32)
+        words = np.asarray(encode_behind(tokenizer, messages, opening), np.int32)
         provenance = np.repeat([Provenance.TEMPLATE, Provenance.TOOL], [len(prompt), len(words)])
         return np.concatenate([prompt, words]), provenance.astype(np.int8)
     check_roles(tokenizer, messages, tools)
-    asked = _plain(tokenizer, messages)
-    rendered, marked = (render_with_tools(tokenizer, _with_words(asked, words), tools) for words in (said, REPLY))
+    plain_messages = _plain(tokenizer, messages)
+    rendered, marked = (
+        render_with_tools(tokenizer, _with_words(plain_messages, words), tools) for words in (opening, REPLY)
+    )
     before, _, behind = marked.rpartition(REPLY)
     span = (len(before), len(rendered) - len(behind))
     tokens, is_said = tokens_and_owner(tokenizer, rendered, [span], begins=True)
@@ -127,8 +129,8 @@ def encode_reply(
     template does not show where a reply stands.
     """
     if not is_chat:
-        said = plain(tokenizer, "".join(reply["content"] for reply in replies), replies[0]["role"])
-        tokens = np.asarray(encode_behind(tokenizer, "", said), np.int32)
+        text = plain(tokenizer, "".join(reply["content"] for reply in replies), replies[0]["role"])
+        tokens = np.asarray(encode_behind(tokenizer, "", text), np.int32)
         return tokens, np.full(len(tokens), Provenance.TOOL, np.int8)
     template = reply_template(tokenizer, replies[0]["role"], len(replies), tools)
     texts = [template.written(plain(tokenizer, reply["content"], reply["role"])) for reply in replies]

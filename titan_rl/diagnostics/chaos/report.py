@@ -79,8 +79,8 @@ def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _of(statistic: Callable[[list[float]], float], values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(statistic(known), 4) if known else None
+    numbers = [value for value in values if value is not None]
+    return round(statistic(numbers), 4) if numbers else None
 
 
 def redone_losses(events: list[dict[str, Any]]) -> dict[str, int]:

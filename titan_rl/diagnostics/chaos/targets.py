@@ -87,20 +87,20 @@ class Members:
 
     def __init__(self, orders: Path) -> None:
         """``orders``: the folder that TITAN_RL_CHAOS names for this run, and for no other."""
-        self._given = f"{CHAOS_FOLDER}={orders}".encode()
+        self._folder_mark = f"{CHAOS_FOLDER}={orders}".encode()
         self._marks: set[bytes] = set()
 
     def pids(self) -> list[int]:
         """Those alive now. Scorers carry only the mark of their mesh, which is learnt from the other processes."""
-        found: dict[int, set[bytes]] = {}
+        environments: dict[int, set[bytes]] = {}
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it ended meanwhile, or belongs to another user
                 variables = set((process / "environ").read_bytes().split(b"\0"))
-                found[int(process.name)] = variables
-                if self._given in variables:
+                environments[int(process.name)] = variables
+                if self._folder_mark in variables:
                     self._marks |= {variable for variable in variables if variable.startswith(f"{MARK}=".encode())}
-        ours = {self._given} | self._marks
-        return [pid for pid, variables in found.items() if variables & ours and process_state(pid) != GONE]
+        marks = {self._folder_mark} | self._marks
+        return [pid for pid, variables in environments.items() if variables & marks and process_state(pid) != GONE]
 
     def kill(self) -> None:
         for pid in self.pids():

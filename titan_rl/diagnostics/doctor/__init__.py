@@ -1,9 +1,10 @@
 """``titan-rl doctor CONFIG``: checks for silent bugs before a run, with its own actors.
 
-    checks.py ──▶ visit.py ──▶ one finding a check ──▶ command.py
+    checks.py ──▶ context.py ──▶ one finding a check ──▶ command.py
                   │  ▲
                   ▼  └── reward_probes.py: what answers of known worth earn, by the run's own scorer
-                patient.py: the actors, started once beside no run, and what can be asked of them
+                actors_under_test.py: the actors, started once beside no run, and what can be asked of them
 
-A check is a function of the visit: it says what it saw, or raises ``Wrong`` or ``NotLookedAt``. Nothing here mends.
+A check is a function of the context. It returns a summary, or raises ``CheckFailed`` or ``CheckSkipped``. Nothing here
+mends.
 """

@@ -25,7 +25,7 @@ from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Batch, Completion, Group, Layout, Provenance, Request, Sample, Sampling, StepMetrics
-from titan_rl.diagnostics.doctor.findings import Wrong
+from titan_rl.diagnostics.doctor.findings import CheckFailed
 from titan_rl.diagnostics.doctor.probes import actors as probes
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints, VerifierEndpoints
@@ -70,8 +70,8 @@ def sample_of(prompt: np.ndarray, completion: Completion, prompt_id: str, number
     )
 
 
-class Patient:
-    """An async context manager. Errors of what is asked: what an actor raises; ActorFault; Wrong for a loss or a
+class ActorsUnderTest:
+    """An async context manager. Errors of what is asked: what an actor raises; ActorFault; CheckFailed for a loss or a
     gradient that is no number."""
 
     def __init__(self, checked: Checked, folder: Path) -> None:
@@ -87,7 +87,7 @@ class Patient:
         self.stream = PromptStream(checked.task, self.config.run.seed)
         self._num_asked = 0
 
-    async def __aenter__(self) -> "Patient":
+    async def __aenter__(self) -> "ActorsUnderTest":
         run_dir = RunDir(self.folder)
         self.path = base_model(self.config, run_dir)
         parts = frozenset({"trainer"}) if self.config.data.file else ALL_PARTS
@@ -185,14 +185,14 @@ class Patient:
         """The trainer's own forward and backward; its gradients stay until the next."""
         metrics = await self.trainer.forward_backward(batch)
         if isinstance(metrics, BadNumbers):
-            raise Wrong("the loss or its gradient is no number", str(metrics))
+            raise CheckFailed("the loss or its gradient is no number", str(metrics))
         numbers = list(range(len(batch.rows)))
         answers = await self.ask_trainer(lambda learner: (learner.share(numbers), learner.logprobs()))
-        found = {}
+        by_row = {}
         for share, logprobs in answers:
             rows = [(group, number) for group in share for number in range(len(batch.rows[group]))]
-            found |= {rows[index]: logprob_S for index, logprob_S in logprobs.items() if index < len(rows)}
-        return Reading(batch, metrics, token_table(batch, found))
+            by_row |= {rows[index]: logprob_S for index, logprob_S in logprobs.items() if index < len(rows)}
+        return Reading(batch, metrics, token_table(batch, by_row))
 
     @asynccontextmanager
     async def taken_back(self) -> AsyncIterator[None]:
@@ -212,7 +212,7 @@ class Patient:
         self.step += 1
         answer = await self.trainer.optim_step(self.step)
         if isinstance(answer, BadNumbers):
-            raise Wrong("the update produced NaN or Inf", str(answer))
+            raise CheckFailed("the update produced NaN or Inf", str(answer))
 
 
 def _answers(answers: list[tuple[bytes, str]]) -> list[Any]:

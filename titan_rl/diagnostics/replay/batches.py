@@ -78,12 +78,12 @@ def as_metrics(answers: list[StepMetrics | BadNumbers]) -> StepMetrics:
 def recorded_steps(run_dir: RunDir, *, on_data: bool) -> Recorded:
     """Steps that can be trained again: with rollouts, those whose rollouts are there too; on data, all that were done,
     with ``NOTHING`` where no update was applied."""
-    found: Recorded = {}
+    steps: Recorded = {}
     for record in read_metrics(run_dir.root):
         step = int(record["step"])
         if {"loss", "grad_norm"} <= record.keys():
             if on_data or has_rollouts(run_dir.rollouts, step):
-                found[step] = record["loss"], record["grad_norm"]
+                steps[step] = record["loss"], record["grad_norm"]
         elif on_data and UPDATE_LEFT_OUT in record:
-            found[step] = NOTHING, NOTHING
-    return found
+            steps[step] = NOTHING, NOTHING
+    return steps

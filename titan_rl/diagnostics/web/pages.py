@@ -49,14 +49,14 @@ class Pages:
         self._tell_state()
         ui.element("div").classes("grow")
         with ui.element("nav").classes("nav"):
-            self.buttons = {name: self._button(name, told) for name, told in _VIEWS.items()}
+            self.buttons = {name: self._button(name, title) for name, title in _VIEWS.items()}
         dark = ui.button(icon="contrast", on_click=self._switch).props("flat dense round aria-label='light or dark'")
         dark.tooltip("light or dark")
 
-    def _button(self, name: str, told: str) -> ui.element:
+    def _button(self, name: str, title: str) -> ui.element:
         button = ui.element("button").props(f"id=view-{name}")
         with button:
-            ui.label(told)
+            ui.label(title)
         return button.on("click", lambda: self.show(name))
 
     async def _switch(self) -> None:
@@ -69,8 +69,8 @@ class Pages:
         self.show(self.view)
 
     def _tell_state(self) -> None:
-        state, told = state_of(self.run.run_dir)
-        self.state.set_text(f"{state}: {told}")
+        state, detail = state_of(self.run.run_dir)
+        self.state.set_text(f"{state}: {detail}")
         self.state.classes(replace=f"pill {state}")
 
     def _moved(self, parameters: dict[str, str]) -> None:

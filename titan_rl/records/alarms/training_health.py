@@ -58,8 +58,8 @@ def _entropy_gone(records: Records) -> str:
     at = worst(entropy.is_down_W & (entropy.last <= ENTROPY_LEFT * entropy.before_W), -entropy.gain_W)
     if at is None:
         return ""
-    said = f"the entropy of a token went from {entropy.before_W[at]:.3f} to {entropy.last:.3f} nats"
-    return f"{said}, with {last_mean(records, 'accuracy'):.0%} of the answers right"
+    message = f"the entropy of a token went from {entropy.before_W[at]:.3f} to {entropy.last:.3f} nats"
+    return f"{message}, with {last_mean(records, 'accuracy'):.0%} of the answers right"
 
 
 def _no_signal(records: Records) -> str:

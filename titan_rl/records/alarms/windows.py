@@ -126,8 +126,8 @@ def change(records: Records, name: str, derived: Derived | None = None) -> Chang
 
 def last_mean(records: Records, name: str) -> float | None:
     """Of the last window; None as above."""
-    found = change(records, name)
-    return None if found is None else found.last
+    window = change(records, name)
+    return None if window is None else window.last
 
 
 def worst(is_met_W: np.ndarray, by_W: np.ndarray) -> int | None:

@@ -136,11 +136,11 @@ class CheckpointFolder:
                 shards = shards_of(self.path(step) / part)
                 if shards is not None and not (self._store and self._store.owns(shards)):
                     return f"its files are in {shards.at!r:.200}, which is not below checkpoint.store"
-            for name, wanted in files.items():
-                found = _described(self.path(step), name)
-                if found["bytes"] != wanted["bytes"]:
-                    return f"its {name} has {found['bytes']} bytes instead of {wanted['bytes']}"
-                if found != wanted:
+            for name, expected in files.items():
+                actual = _described(self.path(step), name)
+                if actual["bytes"] != expected["bytes"]:
+                    return f"its {name} has {actual['bytes']} bytes instead of {expected['bytes']}"
+                if actual != expected:
                     return f"its {name} fails its checksum"
         except (ValueError, OSError) as error:
             return str(error)
@@ -153,15 +153,15 @@ class CheckpointFolder:
         return ", ".join(f"of step {step}, {self.flaw(step)}" for step in self.steps()) or "there is none"
 
     def newest_complete(
-        self, at_most: int | None = None, say: Callable[[str], None] = lambda text: None
+        self, at_most: int | None = None, log: Callable[[str], None] = lambda text: None
     ) -> tuple[Path, ControllerState] | None:
-        """The newest complete checkpoint of a step up to ``at_most``. ``say`` gets a line for each that is skipped."""
+        """The newest complete checkpoint of a step up to ``at_most``. ``log`` gets a line for each that is skipped."""
         for step in reversed(self.steps()):
             if at_most is not None and step > at_most:
                 continue
             if (flaw := self.flaw(step)) is None:
                 return self.path(step), self._manifest(step)[0]
-            say(f"checkpoint {self.path(step)} is not complete: {flaw}; trying the one before")
+            log(f"checkpoint {self.path(step)} is not complete: {flaw}; trying the one before")
         return None
 
     def drop_after(self, step: int) -> None:
@@ -174,10 +174,10 @@ class CheckpointFolder:
                 self.path(later).rename(place)
 
 
-def _checked_state(found: Any, step: int) -> ControllerState:
+def _checked_state(content: Any, step: int) -> ControllerState:
     """Errors: ValueError unless it has the types of a state and belongs to that step."""
     try:
-        state = TypeAdapter(ControllerState).validate_json(json.dumps(found), strict=True)
+        state = TypeAdapter(ControllerState).validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "state"
@@ -195,16 +195,16 @@ def _whole(values: dict[str, Any], name: str) -> int:
     return value if type(value := values.get(name)) is int else -1
 
 
-def _checked_files(found: Any) -> dict[str, dict[str, Any]]:
+def _checked_files(files: Any) -> dict[str, dict[str, Any]]:
     """Errors: ValueError unless it names files of the folder itself."""
-    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
         raise ValueError(f"its {_STATE} lists no files")
-    for name, entry in found.items():
+    for name, entry in files.items():
         if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
             raise ValueError(f"its {_STATE} lists {name!r:.60}, which is not a file of it")
         if set(entry) != {"bytes", "xxh3_128"}:
             raise ValueError(f"its {_STATE} does not describe {name!r:.60}")
-    return found
+    return files
 
 
 def _name_in_store(folder: Path) -> str:

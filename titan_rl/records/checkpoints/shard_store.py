@@ -33,11 +33,11 @@ class ShardStore:
         """What ranks have written into a place: the small files come into ``folder``, which says where the rest is.
         The folders below it, and it itself, that have such."""
         system, at = file_system(self.place(name))
-        found = system.find(at, detail=True)
-        if not any(path.endswith(f"/{_METADATA}") for path in found):
+        entries = system.find(at, detail=True)
+        if not any(path.endswith(f"/{_METADATA}") for path in entries):
             raise StoreError(f"ranks' files are not in {self.place(name)}: is it the same place on all hosts?")
         parts: dict[str, dict[str, int]] = {}
-        for path, about in found.items():
+        for path, about in entries.items():
             part, _, file = path.removeprefix(at).strip("/").rpartition("/")
             if file == _METADATA:
                 (folder / part).mkdir(parents=True, exist_ok=True)
@@ -68,13 +68,13 @@ def check_store(url: str) -> None:
     if "://" not in url and not Path(url).is_absolute():
         raise StoreError("hosts look for it elsewhere: give an absolute path, or a URL such as s3://bucket/runs")
     system, at = file_system(url.rstrip("/"))
-    probe, said = f"{at}/probe-{uuid4().hex}", b"titan_rl"
+    probe, payload = f"{at}/probe-{uuid4().hex}", b"titan_rl"
     try:
         system.makedirs(at, exist_ok=True)
-        system.pipe_file(probe, said)
-        found = system.cat_file(probe)
+        system.pipe_file(probe, payload)
+        content = system.cat_file(probe)
         system.rm_file(probe)
     except Exception as error:  # each file system has errors of its own
         raise StoreError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
-    if found != said:
+    if content != payload:
         raise StoreError("what is read there is not what was written")

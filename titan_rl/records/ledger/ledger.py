@@ -184,8 +184,8 @@ class Ledger:
             ).fetchall()
             # the resumed run may have another group size
             change("delete from samples where state = 'pending' and sample >= ?", (num_samples,))
-            wanted = [(prompt_id, sample) for (prompt_id,) in rows for sample in range(num_samples)]
-            self._connection.executemany("insert or ignore into samples (prompt_id, sample) values (?, ?)", wanted)
+            pending = [(prompt_id, sample) for (prompt_id,) in rows for sample in range(num_samples)]
+            self._connection.executemany("insert or ignore into samples (prompt_id, sample) values (?, ?)", pending)
             resized = ((num_samples, prompt_id, num_samples) for (prompt_id,) in rows)
             self._connection.executemany("update prompts set samples = ? where id = ? and samples != ?", resized)
             if self._connection.total_changes > num_before:

@@ -30,9 +30,9 @@ def check_place(root: Path, *, write: bool) -> None:
             raise OSError(errno.EACCES, f"there is no right to {'write' if write else 'read'} in {place}")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        wanted = "made or written to" if write else "read"
+        action = "made or written to" if write else "read"
         raise ConfigError(
-            f"{str(root)[:200]!r} cannot be a run directory: {why}; give a folder that can be {wanted}"
+            f"{str(root)[:200]!r} cannot be a run directory: {why}; give a folder that can be {action}"
         ) from None
 
 
@@ -57,8 +57,8 @@ def _nearest(root: Path) -> Path:
 
 def _check_length(root: Path, place: Path) -> None:
     longest = max((len(os.fsencode(part)) for part in root.parts), default=0)
-    whole = len(os.fsencode(root.absolute())) + _LONGEST_INSIDE
-    if longest > os.pathconf(place, "PC_NAME_MAX") or whole > os.pathconf(place, "PC_PATH_MAX"):
+    length = len(os.fsencode(root.absolute())) + _LONGEST_INSIDE
+    if longest > os.pathconf(place, "PC_NAME_MAX") or length > os.pathconf(place, "PC_PATH_MAX"):
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
 
 
@@ -112,7 +112,7 @@ def check_no_modules(root: Path) -> None:
         raise ConfigError(
             f"the current folder is in {home}, whose files would be taken for modules of Python: go to another folder"
         )
-    if found := next(home.glob("__init__.*"), None) if home.parent == here else None:
+    if init := next(home.glob("__init__.*"), None) if home.parent == here else None:
         raise ConfigError(
-            f"{found} makes a package of Python of {home}, which would be imported from the current folder: remove it"
+            f"{init} makes a package of Python of {home}, which would be imported from the current folder: remove it"
         )

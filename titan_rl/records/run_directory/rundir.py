@@ -93,10 +93,10 @@ class RunDir:
 
     def write_config(self, resolved: dict[str, Any], earlier_until: int) -> None:
         """As ``open`` does. Errors: OSError."""
-        kept = self._kept_until(earlier_until)
-        if earlier_until and not kept.exists():  # else no step was trained under the one that is there
+        archived = self._kept_until(earlier_until)
+        if earlier_until and not archived.exists():  # else no step was trained under the one that is there
             self.earlier.mkdir(exist_ok=True)
-            self.config.replace(kept)
+            self.config.replace(archived)
         replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
 
     def config_of(self, step: int) -> Path:
@@ -110,8 +110,8 @@ class RunDir:
 
     def has_begun(self) -> bool:
         """Whether a step was ever recorded: a start that failed leaves a directory with its logs and nothing else."""
-        found = (path for folder in (self.rollouts, self.checkpoints) for path in folder.glob("step-*"))
-        return bool(steps_of(path.name.removesuffix(".parquet") for path in found))
+        paths = (path for folder in (self.rollouts, self.checkpoints) for path in folder.glob("step-*"))
+        return bool(steps_of(path.name.removesuffix(".parquet") for path in paths))
 
     def _make_root(self) -> None:
         """For its owner alone. One that holds a run stays as open as its owner has made it. Errors: ConfigError."""
@@ -121,8 +121,8 @@ class RunDir:
         try:
             self.root.chmod(0o700)
         except OSError as error:
-            said = f"{self.root} cannot be kept from other users: {error.strerror}; give another --run.dir"
-            raise ConfigError(said) from None
+            message = f"{self.root} cannot be kept from other users: {error.strerror}; give another --run.dir"
+            raise ConfigError(message) from None
 
     def write_pids(self, names: dict[int, str]) -> None:
         """Who runs now."""

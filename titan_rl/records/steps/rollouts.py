@@ -152,10 +152,10 @@ def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[
 
     Errors: RolloutsError.
     """
-    path, wanted = _path(folder, step), [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
+    path, filters = _path(folder, step), [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
     try:
         check_table(path, ratio=RATIO)
-        if not (rows := pq.read_table(path, schema=SCHEMA, filters=wanted).to_pylist()):
+        if not (rows := pq.read_table(path, schema=SCHEMA, filters=filters).to_pylist()):
             return None
         group, rollout = _empty_group(rows[0]), _rollout(rows[0])
         _check(rollout, None)

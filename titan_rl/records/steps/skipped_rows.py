@@ -50,8 +50,8 @@ class LeftOutRows:
 
 
 def _record(row: TooLong) -> dict[str, Any]:
-    told = {"row": row.place, "why": f"too long: {row.num_tokens} tokens"}
-    return told | ({"held_out": True} if row.is_held_out else {})
+    record = {"row": row.place, "why": f"too long: {row.num_tokens} tokens"}
+    return record | ({"held_out": True} if row.is_held_out else {})
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:

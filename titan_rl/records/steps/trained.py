@@ -49,14 +49,14 @@ class Piece:
 
 def pieces(batches: Sequence[Batch], found: Found) -> dict[tuple[str, int], list[Piece]]:
     """Of each prompt and sample."""
-    known: dict[tuple[str, int], list[Piece]] = {}
+    pieces_of: dict[tuple[str, int], list[Piece]] = {}
     for update, (batch, of_rows) in enumerate(zip(batches, found, strict=False)):
         for group, rows in enumerate(batch.rows):
             for place, row in enumerate(rows):
                 if (values := of_rows.get((group, place))) is not None:
                     for name, piece in _of_row(row, values, update):
-                        known.setdefault(name, []).append(piece)
-    return known
+                        pieces_of.setdefault(name, []).append(piece)
+    return pieces_of
 
 
 def _of_row(row: Row, values: np.ndarray, update: int) -> Iterator[tuple[tuple[str, int], Piece]]:
@@ -74,21 +74,21 @@ def in_order(rollout: Rollout, own: Iterable[Piece]) -> list[Piece] | None:
     do not fit."""
     left, ordered = list(own), []
     for start, stop in rollout.spans:
-        wanted = rollout.logprobs[start:stop][is_model(rollout.provenance[start:stop])]
-        if not len(wanted):
+        sampled = rollout.logprobs[start:stop][is_model(rollout.provenance[start:stop])]
+        if not len(sampled):
             continue
-        fits = (n for n, piece in enumerate(left) if np.array_equal(piece.sampling, wanted))
+        fits = (n for n, piece in enumerate(left) if np.array_equal(piece.sampling, sampled))
         if (place := next(fits, None)) is None:
             return None
         ordered.append(left.pop(place))
     return ordered or None
 
 
-def trained_rows(groups: Iterable[Group], known: Mapping[tuple[str, int], list[Piece]]) -> list[dict[str, Any]]:
+def trained_rows(groups: Iterable[Group], pieces_of: Mapping[tuple[str, int], list[Piece]]) -> list[dict[str, Any]]:
     """Of each rollout that was trained on, arrays [M] of what is known of it."""
     rows = []
     for rollout in (rollout for group in groups for rollout in group.rollouts):
-        ordered = in_order(rollout, known.get((rollout.prompt_id, rollout.sample), ()))
+        ordered = in_order(rollout, pieces_of.get((rollout.prompt_id, rollout.sample), ()))
         if ordered is not None:
             sampling, trainer, advantages = (
                 np.concatenate([getattr(piece, name) for piece in ordered])
@@ -115,8 +115,8 @@ def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict[s
     if not path.is_file() or path.is_symlink():
         return None
     check_table(path)
-    wanted = [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
-    rows = pq.read_table(path, schema=SCHEMA, filters=wanted).to_pylist()
+    filters = [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
+    rows = pq.read_table(path, schema=SCHEMA, filters=filters).to_pylist()
     return rows[0] if rows else None
 
 

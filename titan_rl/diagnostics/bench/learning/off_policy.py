@@ -29,12 +29,12 @@ ARMS = {ON_POLICY: (), CORRECTED: (*_STALE, "--algorithm.importance=token"), UNC
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    given, outcomes = override_arguments(overrides), {}
+    arguments, outcomes = override_arguments(overrides), {}
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         for arm, flags in ARMS.items():
             seeds = {seed: Path(folder) / f"{len(outcomes)}-{seed}" for seed in _SEEDS}
             outcomes[arm] = [
-                train(_CONFIG, root, [f"--run.seed={seed}", *flags, *given]) for seed, root in seeds.items()
+                train(_CONFIG, root, [f"--run.seed={seed}", *flags, *arguments]) for seed, root in seeds.items()
             ]
     return rows_of(outcomes)
 

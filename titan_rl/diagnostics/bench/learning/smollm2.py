@@ -28,13 +28,13 @@ _BAR_GAIN, _BAR_SECONDS = 0.15, 3600.0
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    given, rows = override_arguments(overrides), []
+    arguments, rows = override_arguments(overrides), []
     for config, form in CONFIGS.items():
         reward = f"--task.reward={form.__module__}:{form.__name__}"
         for method, flags in METHODS.items():
             with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
-                outcome = train(config, Path(folder) / "run", [*flags, *given], 2 * _BAR_SECONDS)
-                control = train(config, Path(folder) / "control", [*flags, reward, *given], 2 * _BAR_SECONDS)
+                outcome = train(config, Path(folder) / "run", [*flags, *arguments], 2 * _BAR_SECONDS)
+                control = train(config, Path(folder) / "control", [*flags, reward, *arguments], 2 * _BAR_SECONDS)
                 model = {"path": f"{folder}/control/model"}
                 by_form = evaluate_directory(config, {"model": model}) if control.after else None
             rows += rows_of(f"{config}, {method}", outcome, by_form)

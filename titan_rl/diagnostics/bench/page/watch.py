@@ -110,14 +110,14 @@ def _open(page: Any, address: str, view: str, shown: str) -> None:
 
 def _filters(page: Any) -> Iterator[float]:
     """Seconds from the last key to the rows, of each kind of filter."""
-    told = page.locator(".card > div.soft").first
+    summary = page.locator(".card > div.soft").first
     for label, text in (("least reward", "1"), ("least length", "60"), ("least disagreement", "0.008")):
-        yield _filter(page, told, page.get_by_label(label, exact=True), text)
-    yield _filter(page, told, page.get_by_label("search answers and prompts"), "carry one")
+        yield _filter(page, summary, page.get_by_label(label, exact=True), text)
+    yield _filter(page, summary, page.get_by_label("search answers and prompts"), "carry one")
 
 
-def _filter(page: Any, told: Any, box: Any, text: str) -> float:
-    before = told.inner_text()
+def _filter(page: Any, summary: Any, box: Any, text: str) -> float:
+    before = summary.inner_text()
     start = time.perf_counter()
     box.fill(text)
     page.wait_for_function(

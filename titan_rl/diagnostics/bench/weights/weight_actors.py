@@ -122,8 +122,8 @@ class BenchGenerator(Generator):
         for name, _, box, values in self.reader.pieces():
             parts.setdefault(name, []).append((box.start, values))
         return {
-            name: torch.cat([values for _, values in sorted(found, key=lambda part: part[0])])
-            for name, found in parts.items()
+            name: torch.cat([values for _, values in sorted(boxes, key=lambda part: part[0])])
+            for name, boxes in parts.items()
         }
 
     @concurrent_endpoint

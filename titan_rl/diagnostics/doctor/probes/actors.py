@@ -61,7 +61,7 @@ def end_tokens(engine: "GenerationEngine") -> list[int]:
 @torch.no_grad()
 def unlike_pieces(learner: "Learner", pieces: Sequence[Piece]) -> tuple[int, list[str]]:
     """How many of these boxes lie in this rank's weights, and the names of those whose values are others."""
-    found, unlike = 0, []
+    count, unlike = 0, []
     shards: dict[str, list] = {}
     for shard in learner.shards():
         shards.setdefault(shard.name, []).append(shard)
@@ -72,10 +72,10 @@ def unlike_pieces(learner: "Learner", pieces: Sequence[Piece]) -> tuple[int, lis
                 continue
             part = piece.box.within(outer)
             values = shard.tensor[part] if shard.low_rank is None else shard.merged(part)
-            found += 1
+            count += 1
             if _checksum(values.to(getattr(torch, piece.dtype))) != piece.checksum:
                 unlike.append(piece.name)
-    return found, unlike
+    return count, unlike
 
 
 @torch.no_grad()
@@ -142,12 +142,12 @@ def keep(learner: "Learner") -> None:
     from titan_rl.trainer.model.optimizer import load_schedule  # generators do without
 
     assert not _KEPT, "what was kept before was not put back"
-    kept = [(p, _local(p).detach().clone()) for _, p in learner.weights() if p.requires_grad]
+    saved = [(p, _local(p).detach().clone()) for _, p in learner.weights() if p.requires_grad]
     schedules = {name: scheduler.state_dict() for name, scheduler in learner.schedulers().items()}
 
     def back() -> None:
         learner.before_update()
-        for parameter, values in kept:
+        for parameter, values in saved:
             _local(parameter).copy_(values)
         for optimizer in learner.optimizers():
             for moment in (m for state in optimizer.state.values() for m in state.values()):
@@ -181,8 +181,8 @@ def unweighed_nan(learner: "Learner", row: "Row") -> list[str]:
     statistics.requires_grad_()
     loss, _ = learner.algorithm.loss(loss_inputs(learner.algorithm, statistics, columns, columns["offsets_N"]))
     [gradient] = torch.autograd.grad(loss, statistics, allow_unused=True) if loss.requires_grad else [None]
-    found = ["loss"] * (not torch.isfinite(loss).item())
-    return found + ["gradient"] * (gradient is not None and not torch.isfinite(gradient).all().item())
+    nan_parts = ["loss"] * (not torch.isfinite(loss).item())
+    return nan_parts + ["gradient"] * (gradient is not None and not torch.isfinite(gradient).all().item())
 
 
 def take_rate(learner: "Learner", rate: float) -> None:
@@ -202,21 +202,21 @@ def forget_gradients(learner: "Learner") -> None:
 def trainable_roles(learner: "Learner") -> list[str]:
     """Roles that never learn, and of which a parameter takes a gradient or is in the optimizer."""
     optimized = {id(p) for one in learner.optimizer.optimizers for group in one.param_groups for p in group["params"]}
-    found = []
+    names = []
     for name, role in learner.roles.items():
         if role.model is learner.policy:  # with its adapters off
             continue
         parameters = [p for part in role.model.parts for p in part.parameters()]
         if any(p.requires_grad or id(p) in optimized for p in parameters):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def other_temperatures(learner: "Learner") -> str:
     """Roles whose log-probabilities are of another temperature than the policy's; empty if there are none."""
     own = learner.policy.temperature
-    told = [f"{name} {r.model.temperature:g}" for name, r in learner.roles.items() if r.model.temperature != own]
-    return f"{', '.join(told)}; the policy {own:g}" if told else ""
+    others = [f"{name} {r.model.temperature:g}" for name, r in learner.roles.items() if r.model.temperature != own]
+    return f"{', '.join(others)}; the policy {own:g}" if others else ""
 
 
 def device_bytes(_: object) -> tuple[int, int]:

@@ -75,23 +75,23 @@ def plain_events(run_dir: RunDir) -> list[dict[str, Any]]:
 def faults_of(events: Iterable[dict[str, Any]]) -> list[Fault]:
     """Deaths and what replaced the dead, samples that could not be scored, prompts that were given up, the newest
     first."""
-    events, found = list(events), []
+    events, faults = list(events), []
     for place, event in enumerate(events):
         match event["kind"]:
             case "died":
                 what = f"{event.get('name')} died"
-                found.append(Fault(event["time"], what, str(event.get("why", "")), _mend(event, events[place + 1 :])))
+                faults.append(Fault(event["time"], what, str(event.get("why", "")), _mend(event, events[place + 1 :])))
             case "score_failed":
                 what = f"{event.get('prompt')} sample {event.get('sample')} was not scored"
-                found.append(Fault(event["time"], what, str(event.get("why", "")), "not trained on"))
+                faults.append(Fault(event["time"], what, str(event.get("why", "")), "not trained on"))
             case "poison":
                 what = f"{event.get('prompt')} was given up after {event.get('faults')} faults"
-                found.append(Fault(event["time"], what, str(event.get("why", "")), "discarded"))
+                faults.append(Fault(event["time"], what, str(event.get("why", "")), "discarded"))
             case "straggler":
                 what = f"{event.get('name')} is slow at step {event.get('step')}"
                 why = f"{_number(event.get('ratio')):.1f} times its peers' median"
-                found.append(Fault(event["time"], what, why, ""))
-    return found[::-1]
+                faults.append(Fault(event["time"], what, why, ""))
+    return faults[::-1]
 
 
 def _mend(died: dict[str, Any], later: list[dict[str, Any]]) -> str:

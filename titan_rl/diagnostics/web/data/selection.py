@@ -63,8 +63,8 @@ class Selection:
         """A condition, and its values. Errors: KeyError for a name that is not a column."""
         terms: list[tuple[str, list[Any]]] = []
         if self.text:
-            found = " or ".join(f"contains(lower({name}), lower(?))" for name in ("text", "question", "prompt_id"))
-            terms.append((f"({found})", [self.text] * 3))
+            matches = " or ".join(f"contains(lower({name}), lower(?))" for name in ("text", "question", "prompt_id"))
+            terms.append((f"({matches})", [self.text] * 3))
         for name, (least, most) in self.ranges.items():
             if name not in RANGES:
                 raise KeyError(name)
@@ -91,22 +91,22 @@ class Selection:
 
     def as_query(self) -> dict[str, str]:
         """What is not as in a new one, as parameters of an address."""
-        found = {name: getattr(self, name) for name in ("text", "status", "task", "outcome") if getattr(self, name)}
+        query = {name: getattr(self, name) for name in ("text", "status", "task", "outcome") if getattr(self, name)}
         for name, ends in self.ranges.items():
-            found |= {
+            query |= {
                 f"{what}_{name}": f"{end:g}"
                 for what, end in zip(("least", "most"), ends, strict=True)
                 if end is not None
             }
         if (self.sort, self.descending) != ("step", True):
-            found["sort"] = f"{'-' if self.descending else ''}{self.sort}"
-        return found | ({"groups": "1"} if self.by_group else {})
+            query["sort"] = f"{'-' if self.descending else ''}{self.sort}"
+        return query | ({"groups": "1"} if self.by_group else {})
 
 
 def selection_of(query: Mapping[str, str]) -> Selection:
     """The one with these parameters; what is none of ours, or no number, is passed over."""
     ends = {name: (_number(query.get(f"least_{name}")), _number(query.get(f"most_{name}"))) for name in RANGES}
-    found = Selection(
+    selection = Selection(
         text=query.get("text", ""),
         ranges={name: its for name, its in ends.items() if its != (None, None)},
         status=query.get("status", ""),
@@ -115,9 +115,9 @@ def selection_of(query: Mapping[str, str]) -> Selection:
         by_group=query.get("groups") == "1",
     )
     sort = query.get("sort", "-step")
-    if (column := sort.removeprefix("-")) in found.columns:
-        return replace(found, sort=column, descending=sort.startswith("-"))
-    return found
+    if (column := sort.removeprefix("-")) in selection.columns:
+        return replace(selection, sort=column, descending=sort.startswith("-"))
+    return selection
 
 
 def whole_number(query: Mapping[str, str], name: str) -> int | None:

@@ -48,9 +48,9 @@ class Watched:
 
     def tokens(self, step: int, prompt_id: str, sample: int) -> tuple[Group, Tokens] | None:
         """A rollout with its prompt; None if it is not there any more. Errors: RolloutsError."""
-        if (found := read_rollout(self.run_dir.rollouts, step, prompt_id, sample)) is None:
+        if (record := read_rollout(self.run_dir.rollouts, step, prompt_id, sample)) is None:
             return None
-        group, rollout = found
+        group, rollout = record
         trained = None
         with suppress(OSError, pa.ArrowException, RefusedFile):
             trained = read_trained(self.run_dir.trained, step, prompt_id, sample)

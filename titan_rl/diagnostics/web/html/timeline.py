@@ -73,14 +73,14 @@ def _row(actor: str, own: list[ActorSpan], begin: float, end: float) -> str:
 
 
 def _box(span: ActorSpan, lane: int, height: int, begin: float, end: float) -> str:
-    whole = max(end - begin, 1e-9)
-    left = max(span.begin - begin, 0.0) / whole
-    width = max(min(span.begin + span.seconds, end) - max(span.begin, begin), 0.0) / whole
+    duration = max(end - begin, 1e-9)
+    left = max(span.begin - begin, 0.0) / duration
+    width = max(min(span.begin + span.seconds, end) - max(span.begin, begin), 0.0) / duration
     kind = _KINDS.get(span.name, "other")
-    told = f"{span.name}: {_told(span.seconds)}, from {_told(span.begin - begin)} on"
+    title = f"{span.name}: {_told(span.seconds)}, from {_told(span.begin - begin)} on"
     text = escape(span.name) if height >= 16 and width > 0.08 else ""
     style = f"left:{100 * left:.3f}%;width:{100 * width:.3f}%;top:{2 + lane * height}px;height:{height - 1}px"
-    return f'<i class="tl-{kind}" style="{style}" title="{escape(told, quote=True)}">{text}</i>'
+    return f'<i class="tl-{kind}" style="{style}" title="{escape(title, quote=True)}">{text}</i>'
 
 
 def _legend(spans: Iterable[ActorSpan]) -> str:

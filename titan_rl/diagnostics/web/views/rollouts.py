@@ -124,11 +124,11 @@ class RolloutsView:
 
     async def _asked(self, event: GenericEventArguments) -> None:
         """Another page, or another order."""
-        wanted = event.args["pagination"]
-        sort = wanted.get("sortBy") or "step"
+        pagination = event.args["pagination"]
+        sort = pagination.get("sortBy") or "step"
         if sort in self.selection.columns:
-            self.selection = replace(self.selection, sort=sort, descending=bool(wanted.get("descending")))
-        await self._show(page=max(int(wanted.get("page") or 1), 1))
+            self.selection = replace(self.selection, sort=sort, descending=bool(pagination.get("descending")))
+        await self._show(page=max(int(pagination.get("page") or 1), 1))
 
     async def _open(self, row: dict[str, Any]) -> None:
         """A rollout, or a group of them, in a sheet."""
@@ -177,8 +177,8 @@ class RolloutsView:
             (self.outcome, {"trained": "trained on", "discarded": "discarded"} | whys),
             (self.task, {name: name for name in index.choices("task")}),
         ):
-            kept = {} if box.value in choices or not box.value else {box.value: box.value}
-            box.set_options({"": "any"} | choices | kept)
+            current = {} if box.value in choices or not box.value else {box.value: box.value}
+            box.set_options({"": "any"} | choices | current)
         has_tasks, has_whys = len(self.task.options) > 1, bool(whys)
         self.task.set_visibility(has_tasks)
         self._hidden = {name for name, is_there in (("task", has_tasks), ("why", has_whys)) if not is_there}
@@ -188,18 +188,18 @@ class RolloutsView:
         self.table.columns = _columns([name for name in self.selection.columns if name not in self._hidden])
 
     async def _show(self, page: int) -> None:
-        self._newest = mine = self._newest + 1
-        found = await nicegui_run.io_bound(self.run.index.page, self.selection, (page - 1) * _ROWS, _ROWS)
-        if mine != self._newest or found is None:
+        self._newest = number = self._newest + 1
+        result = await nicegui_run.io_bound(self.run.index.page, self.selection, (page - 1) * _ROWS, _ROWS)
+        if number != self._newest or result is None:
             return  # something else was asked meanwhile
-        self.told.set_text(_told(found, self.run, by_group=self.selection.by_group))
+        self.told.set_text(_told(result, self.run, by_group=self.selection.by_group))
         self.table.pagination |= {
             "page": page,
-            "rowsNumber": found.count,
+            "rowsNumber": result.count,
             "sortBy": self.selection.sort,
             "descending": self.selection.descending,
         }
-        self.table.rows = [_row(row) for row in found.rows]
+        self.table.rows = [_row(row) for row in result.rows]
         self.table.update()
         self._tell()
 
