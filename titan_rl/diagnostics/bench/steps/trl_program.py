@@ -21,7 +21,7 @@ class _Clock(TrainerCallback):
 
 
 def main(settings: dict[str, Any]) -> None:
-    """``settings``: model, dtype, prompts (texts, in order), group_size, max_new_tokens, rows (at once), steps, folder."""
+    """``settings``: model, dtype, prompts (texts), group_size, max_new_tokens, rows (a batch), steps, folder."""
     num_samples = settings["group_size"] * settings["prompts_per_step"]
     config = GRPOConfig(
         output_dir=settings["folder"],
