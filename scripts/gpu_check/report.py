@@ -8,8 +8,11 @@ from gpu_check.thresholds import ROWS
 
 
 def outcome(row: str, answer: dict[str, Any], seconds: float, on_gpu: bool) -> dict[str, Any]:
-    """``answer``: ``figures`` that the row found, or ``failed``, why it did not. ``holds``: no bar is broken, and on a
-    GPU none is left unmeasured."""
+    """Outcome of a row against its bars.
+
+    ``answer``: ``figures`` that the row found, or ``failed``, why it did not. ``holds``: no bar is broken, and on a GPU
+    none is left unmeasured.
+    """
     figures = answer.get("figures", {})
     bars = [bar.judge(figures, on_gpu) for bar in ROWS[row].bars]
     failed = answer.get("failed", "")

@@ -20,7 +20,7 @@ class Bar:
         return f"{self.figure} {'>=' if self.at_least else '<='} {self.limit:g}"
 
     def judge(self, figures: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
-        """``met``: None where it was not measured."""
+        """Verdict on a row's figure. ``met``: None where it was not measured."""
         value = figures.get(self.figure)
         verdict = {"bar": str(self), "value": value, "met": None}
         if self.on_gpu and not on_gpu:
@@ -32,7 +32,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """``deadline``: seconds, on a GPU; ``alone``: whether it must have a process that has done nothing before."""
+    """Row of the check, with its bars.
+
+    ``deadline``: seconds, on a GPU; ``alone``: whether it must have a process that has done nothing before.
+    """
 
     bars: tuple[Bar, ...]
     deadline: float = 120

@@ -5,8 +5,8 @@ from typing import Any
 
 
 class OnePiece:
-    """Of a dataclass: it travels as bytes that were pickled at once. Monarch's pickler and unpickler call Python for
-    each array of a message, which a group has dozens of."""
+    """Base of dataclasses that are pickled into bytes at once. Monarch's pickler and unpickler call Python for each
+    array of a message, which a group has dozens of."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _whole, (type(self), pickle.dumps(vars(self), pickle.HIGHEST_PROTOCOL))

@@ -25,14 +25,15 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """What one actor did since somebody took it. Not more than a few hundred, however often ``add`` is called."""
+    """Recorder of one actor's spans since the last ``take``. Not more than a few hundred, however often ``add`` is
+    called."""
 
     def __init__(self) -> None:
         self._of: dict[str, list[Span]] = {}
         self._gap: dict[str, float] = {}
 
     def add(self, name: str, begin: float, seconds: float) -> None:
-        """One that begins where the last of its name ended goes on with it. Of a name they come in order."""
+        """Add a span; one that begins where the last of its name ended extends it. Spans of a name come in order."""
         spans = self._of.setdefault(name, [])
         if spans and begin - spans[-1].end <= self._gap.get(name, _GAP_SECONDS):
             spans[-1] = spans[-1]._replace(seconds=max(begin + seconds - spans[-1].begin, spans[-1].seconds))
@@ -52,14 +53,14 @@ class Spans:
             self.add(name, begin, time.time() - begin)
 
     def take(self) -> list[Span]:
-        """In the order of their beginnings."""
+        """Take all spans, in the order of their beginnings."""
         ordered = sorted((span for spans in self._of.values() for span in spans), key=lambda span: span.begin)
         self._of, self._gap = {}, {}
         return ordered
 
 
 def merged(spans: list[Span], gap: float) -> list[Span]:
-    """Those of one name in order, with no more than ``gap`` seconds between them, as one."""
+    """Spans of one name, with gaps of up to ``gap`` seconds closed."""
     joined: list[Span] = []
     for span in spans:
         if joined and span.begin - joined[-1].end <= gap:

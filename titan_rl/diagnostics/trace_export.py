@@ -11,7 +11,10 @@ from titan_rl.records.steps.trace import as_chrome, read_trace
 
 
 def export_trace(run: Path, steps: str | None, out: Path | None) -> int:
-    """``steps``: ``A:B``, or one step; all by default. ``out``: a file; else it is printed. Errors: ConfigError."""
+    """Export of a run's trace.
+
+    ``steps``: ``A:B``, or one step; all by default. ``out``: a file; else it is printed. Errors: ConfigError.
+    """
     first, last = _range(steps)
     run_dir = existing_run_dir(run)
     trace = read_trace(run_dir.root, first, last)

@@ -86,7 +86,10 @@ class Trackio:
 
 
 def check_trackers(settings: MetricsConfig) -> None:
-    """Errors: ConfigError for one that is not installed, or that would ask for a login in the middle of a run."""
+    """Check of the configured trackers.
+
+    Errors: ConfigError for one that is not installed, or that would ask for a login in the middle of a run.
+    """
     for name in ("wandb", "trackio"):
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
             raise ConfigError(f"metrics.{name} = true needs a package: pip install {name}, or leave it out")
@@ -106,7 +109,7 @@ _KINDS: dict[str, Callable[[str, Path, dict[str, Any]], Tracker]] = {
 
 
 class Trackers:
-    """Owns those that were asked for. What goes wrong with one is said, once, and the run goes on without it."""
+    """Owner of the configured trackers. What goes wrong with one is said, once, and the run goes on without it."""
 
     def __init__(self, settings: MetricsConfig, root: Path, config: dict[str, Any], log: Callable[[str], None]) -> None:
         """``config``: the resolved one."""

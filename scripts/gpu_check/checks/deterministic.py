@@ -11,7 +11,7 @@ from titan_rl.data.types import Row
 
 
 def gradient(trainer: DirectTrainer, rows: list[Row]) -> torch.Tensor:
-    """Of all parameters, flat, in fp32, on the host."""
+    """Gradient of all parameters, flat, in fp32, on the host."""
     learner = trainer.learner
     learner.optimizer.zero_grad()
     learner.forward_backward(rows)

@@ -24,7 +24,7 @@ from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Row, Sample, Segment, al
 
 @dataclass(frozen=True)
 class Unit:
-    """What stays in one row: samples that share something, or one that shares nothing."""
+    """Packing unit: samples of one row that share a prefix, or one without."""
 
     samples: list[Sample]
     shares: list["Share"]
@@ -36,7 +36,7 @@ class Unit:
 
 
 class Share(NamedTuple):
-    """What a sample has of the batch."""
+    """Share of a sample in the batch."""
 
     weight: float
     """Of each of its trained tokens."""
@@ -47,7 +47,7 @@ class Share(NamedTuple):
 
 
 def rollout_numbers(samples: Iterable[Sample]) -> list[int]:
-    """Of each sample the number of its rollout, whose branches follow each other."""
+    """Rollout number of each sample; branches of a rollout follow each other."""
     return list(accumulate(int(sample.branch == 0) for sample in samples))
 
 

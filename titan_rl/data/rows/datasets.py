@@ -30,7 +30,7 @@ class TooLong:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a run trains on, and what it is measured on."""
+    """Training and held-out examples of a run."""
 
     train: list[Example]
     held_out: list[Example]
@@ -56,7 +56,10 @@ def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> tupl
 
 
 def check_format(settings: DataConfig, kind: Kind) -> None:
-    """Errors: ConfigError for a format that the algorithm cannot be trained on."""
+    """Check of ``data.format`` against the algorithm.
+
+    Errors: ConfigError for a format that the algorithm cannot be trained on.
+    """
     if settings.format != "auto" and settings.format not in FORMATS[kind]:
         valid = ", ".join(FORMATS[kind])
         raise ConfigError(f"data.format = {settings.format!r}: the algorithm trains on {kind}, so give auto or {valid}")
@@ -68,7 +71,7 @@ def _read_file(option: str, name: str, settings: DataConfig, kind: Kind, folders
 
 
 def read_rows(path: Path, rows: Iterable[RawRow], settings: DataConfig, kind: Kind) -> list[ParsedRow]:
-    """Errors: ConfigError that names the row."""
+    """Rows of a file, parsed. Errors: ConfigError that names the row."""
     try:
         parsed = [read_row(place, columns, kind, settings.format) for place, columns in rows]
     except OSError as error:
@@ -88,9 +91,12 @@ def make_dataset(
     sample_tokens: int,
     max_held_out: int,
 ) -> Dataset:
-    """``row_tokens``: the longest that an example may be, both answers of a pair together; ``sample_tokens``: one
-    answer with its question. Errors: ConfigError that names a row that is longer, unless such rows are skipped; or if
-    none is left."""
+    """Dataset of tokenized rows.
+
+    ``row_tokens``: the longest that an example may be, both answers of a pair together; ``sample_tokens``: one answer
+    with its question. Errors: ConfigError that names a row that is longer, unless such rows are skipped; or if none is
+    left.
+    """
     count_train, count_held_out = len(train), min(len(held_out), max_held_out)
     examples = [make_example(row, tokenizer, as_chat=settings.chat) for row in (*train, *held_out[:max_held_out])]
     fitting = [_fits(example, settings, row_tokens, sample_tokens) for example in examples]

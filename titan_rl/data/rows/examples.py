@@ -41,8 +41,11 @@ class Example:
 
 
 def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Example:
-    """``as_chat``: text is a user's and the assistant's message. Errors: ConfigError that begins with the row's
-    place, for text that the tokenizer or the template cannot write, or an answer without a token."""
+    """Tokenized row.
+
+    ``as_chat``: text is a user's and the assistant's message. Errors: ConfigError that begins with the row's place, for
+    text that the tokenizer or the template cannot write, or an answer without a token.
+    """
     try:
         samples = [
             _sample(row, number, _encoder(row.prompt, answer, as_chat)(tokenizer))
@@ -98,7 +101,7 @@ def _check_known(tokenizer: Tokenizer, row: ParsedRow, samples: list[Sample]) ->
 
 
 def mismatched(examples: list[Example], others: list[Example], row_tokens: int) -> list[Example]:
-    """Each example's question with the answer to another question: the nearest before it, going round, or else the
+    """Examples of each question with the answer to another question: the nearest before it, going round, or else the
     first of ``others``. What KTO measures its zero on (arXiv 2402.01306, section 4.2). Of samples whose answer comes
     last; a question for which no answer fits into ``row_tokens`` is left out."""
     mismatches = []
@@ -122,7 +125,8 @@ def _with_answer(example: Example, other: Sample) -> Example:
 
 
 def as_pairs(examples: list[Example], row_tokens: int) -> list[Example]:
-    """Of labelled examples: the first desirable and the first undesirable answer to each question that has both."""
+    """Preference pairs of labelled examples: the first desirable and the first undesirable answer to each question with
+    both."""
     by_question: dict[str, dict[bool, Example]] = {}
     for example in examples:
         by_question.setdefault(example.text, {}).setdefault(bool(example.samples[0].advantage > 0), example)

@@ -21,7 +21,7 @@ _SHOWN_NAMES = 8
 
 
 def text(place: str, name: str, value: Any) -> str:
-    """Errors: ConfigError for anything but text that is not empty."""
+    """Text column of a row. Errors: ConfigError for anything but text that is not empty."""
     if not isinstance(value, str):
         raise ConfigError(f"{place}: {name!r} is {shown(value)}: give text")
     if not value.strip():
@@ -58,7 +58,8 @@ def encodable(place: str, name: str, text: str) -> str:
 
 
 def check_finite(place: str, columns: dict[str, Any]) -> None:
-    """Of what somebody computes with. Errors: ConfigError for NaN and infinity, which JSON has not."""
+    """Check of a row's numbers, for columns that a program computes with. Errors: ConfigError for NaN and infinity,
+    which JSON has not."""
     for name, value in columns.items():
         if (number := _not_finite(value)) is not None:
             raise ConfigError(
@@ -74,7 +75,7 @@ def _not_finite(value: Any) -> float | None:
 
 
 def messages(place: str, name: str, value: Any) -> list[Message]:
-    """Errors: ConfigError for anything but a list of {role, content} that is not empty."""
+    """Messages column of a row. Errors: ConfigError for anything but a list of {role, content} that is not empty."""
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{place}: {name!r} is {shown(value)}: give a list of {{role, content}}")
     return [_message(f"{place}: message {number}", message) for number, message in enumerate(value, 1)]
@@ -92,14 +93,14 @@ def _message(place: str, message: Any) -> Message:
 
 
 def joined(messages: Sequence[Message]) -> str:
-    """As one text, to tell conversations apart by."""
+    """Conversation as one text, for comparison."""
     if len(messages) == 1:
         return messages[0]["content"]
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
 def names(columns: dict[str, Any], expected: Sequence[str]) -> str:
-    """What a row has instead of these, the likely misspelling first."""
+    """List of a row's columns beside the expected ones, the likely misspelling first."""
     close = [name for name in columns if difflib.get_close_matches(name, expected, n=1, cutoff=0.7)]
     ordered = list(dict.fromkeys([*close, *columns]))
     more = f" and {len(ordered) - _SHOWN_NAMES} more" if len(ordered) > _SHOWN_NAMES else ""

@@ -50,14 +50,14 @@ def _without_tilde(setting: str, name: str) -> Path:
 
 
 def read_raw_rows(path: Path) -> Iterator[RawRow]:
-    """All rows, in order. Errors: ConfigError; OSError."""
+    """Rows of a file, in order. Errors: ConfigError; OSError."""
     if path.is_dir():
         return _read_directory(path)
     return _read_parquet(path) if path.suffix in _PARQUET else _read_json_lines(path)
 
 
 def data_files(path: Path) -> list[Path]:
-    """What a run's data consists of: the file, or the files of a directory."""
+    """Files of a run's data: the file, or the files of a directory."""
     return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
 
 

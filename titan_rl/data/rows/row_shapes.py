@@ -29,7 +29,7 @@ FORMATS: dict[str, tuple[Format, ...]] = {
 
 @dataclass(frozen=True)
 class ParsedRow:
-    """What a row holds: one answer, or a chosen and a rejected one."""
+    """Content of a row: one answer, or a chosen and a rejected one."""
 
     place: str
     prompt: Written
@@ -40,7 +40,7 @@ class ParsedRow:
 
     @property
     def text(self) -> str:
-        """What is asked, as one text: the rows with the same one are trained on or held out together."""
+        """Question as one text: the rows with the same one are trained on or held out together."""
         if self.prompt:
             return _as_text(self.prompt)
         [answer] = self.answers
@@ -57,7 +57,7 @@ def _before_answer(conversation: list[Message]) -> list[Message]:
 
 
 def read_row(place: str, columns: dict[str, Any], kind: Kind, format: Format) -> ParsedRow:
-    """``format``: one that goes with ``kind``, or ``auto``. Errors: ConfigError."""
+    """Parsed row of a data file. ``format``: one that goes with ``kind``, or ``auto``. Errors: ConfigError."""
     return _READERS[_format(place, columns, kind) if format == "auto" else format](place, columns)
 
 

@@ -22,7 +22,7 @@ class StoreError(ValueError):
 
 @dataclass(frozen=True)
 class Shards:
-    """Of one folder of a checkpoint."""
+    """Place and sizes of the files of one checkpoint folder."""
 
     at: str
     """The folder or URL that they are in."""
@@ -43,7 +43,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def shards_of(folder: Path) -> Shards | None:
-    """None if the files are in the folder itself. Errors: StoreError."""
+    """Shards of a folder; None if the files are in the folder itself. Errors: StoreError."""
     try:
         content = read_json(folder / SHARDS)
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def write_shards(folder: Path, shards: Shards) -> None:
 
 
 def sizes_of(folder: Path) -> dict[str, int]:
-    """Of a checkpoint's folder: bytes of the files in it, and of those that are elsewhere. Errors: StoreError."""
+    """Bytes of a checkpoint folder's files, in it and in a store. Errors: StoreError."""
     here = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     return here if (shards := shards_of(folder)) is None else shards.sizes | here
 

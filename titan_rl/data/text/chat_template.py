@@ -37,7 +37,8 @@ _FAULTS = (
 
 
 def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = False, **options: Any) -> Any:
-    """By the chat template, up to where the model begins. Errors: ConfigError with what the template says."""
+    """Rendering of messages by the chat template, up to where the model begins. Errors: ConfigError with what the
+    template says."""
     settings = text_settings(tokenizer)
     arguments = {"add_generation_prompt": True, "return_dict": False, "strftime_now": settings.strftime}
     arguments |= settings.template_kwargs | options
@@ -64,7 +65,10 @@ def _sources(tokenizer: Tokenizer) -> Iterable[str]:
 
 
 def render_with_tools(tokenizer: Tokenizer, messages: list[Message], tools: Tools, **options: Any) -> Any:
-    """``tools``: for a template without a place for them they stand in the system message. Errors: ConfigError."""
+    """Rendering of messages with tools.
+
+    ``tools``: for a template without a place for them they stand in the system message. Errors: ConfigError.
+    """
     if not tools:
         return render(tokenizer, messages, **options)
     if tells_of_tools(tokenizer):
@@ -85,7 +89,7 @@ def tells_of_tools(tokenizer: Tokenizer) -> bool:
 
 @lru_cache(maxsize=256)
 def left_out(tokenizer: Tokenizer, roles: tuple[str, ...]) -> int | None:
-    """The first of these messages that the template does not write out, as it may of an assistant's.
+    """Index of the first of these messages that is missing from the rendering, an assistant's excepted.
 
     Errors: ConfigError if it refuses them.
     """
@@ -96,7 +100,7 @@ def left_out(tokenizer: Tokenizer, roles: tuple[str, ...]) -> int | None:
 
 
 def with_tools(messages: list[Message], tools: Tools) -> list[Message]:
-    """The same, whose system message tells of the tools and of how they are called."""
+    """Messages with a system message about the tools and their call format."""
     schemas = "\n".join(json.dumps(tool["function"]) for tool in tools)
     instructions = (
         f"You can call these tools:\n{schemas}\nTo call one, write nothing but\n"

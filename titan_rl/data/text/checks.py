@@ -32,7 +32,7 @@ _RENDERINGS = 4
 
 @dataclass(frozen=True)
 class TextUse:
-    """What a run does with text."""
+    """Use of text by a run."""
 
     stops: Sequence[int] = ()
     """Ids that stop the engine; () if they are not known."""
@@ -49,7 +49,10 @@ class TextUse:
 
 
 def check_model_text(path: str, tokenizer: Tokenizer, use: TextUse, styles: Container[Style]) -> None:
-    """``styles``: of the run's prompts or rows. Errors: ConfigError that names the model."""
+    """Check of a model's tokenizer and template for the run's prompts.
+
+    ``styles``: of the run's prompts or rows. Errors: ConfigError that names the model.
+    """
     try:
         if "chat" in styles:
             check_chat(tokenizer, use)
@@ -60,8 +63,8 @@ def check_model_text(path: str, tokenizer: Tokenizer, use: TextUse, styles: Cont
 
 
 def check_text(tokenizer: Tokenizer, use: TextUse) -> None:
-    """Of text without a template. Errors: ConfigError if a learned answer has no end, or one that does not stop the
-    engine."""
+    """Check of text without a template. Errors: ConfigError if a learned answer has no end, or one that does not stop
+    the engine."""
     end = tokenizer.eos_token_id
     if use.learns and end is None:
         raise ConfigError(
@@ -73,7 +76,10 @@ def check_text(tokenizer: Tokenizer, use: TextUse) -> None:
 
 
 def check_chat(tokenizer: Tokenizer, use: TextUse) -> None:
-    """Errors: ConfigError if the model has no chat template, or one that a run cannot be played or taught by."""
+    """Check of a model's chat template.
+
+    Errors: ConfigError if the model has no chat template, or one that a run cannot be played or taught by.
+    """
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE if use.samples else _NO_TEMPLATE_FOR_ROWS)
     _check_kwargs(tokenizer)
@@ -209,7 +215,7 @@ def _check_special(tokenizer: Tokenizer, use: TextUse) -> None:
 
 
 def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, str]:
-    """What was found, by name; of a template only where there is one."""
+    """Facts of tokenizer and template, by name; of a template only where there is one."""
 
     def shown(tokens: Sequence[int]) -> str:
         return " ".join(decoded(tokenizer, [token]) for token in tokens) or "nothing"

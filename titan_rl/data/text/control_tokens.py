@@ -64,7 +64,10 @@ def first_control(tokenizer: Tokenizer, text: str) -> str | None:
 
 
 def check_plain(tokenizer: Tokenizer, what: str, text: str) -> None:
-    """Errors: ConfigError for text that would begin or end a turn. ``what``: whose it is."""
+    """Check of text for control tokens.
+
+    Errors: ConfigError for text that would begin or end a turn. ``what``: whose it is.
+    """
     if (token := first_control(tokenizer, text)) is not None:
         raise ConfigError(
             f"{what} holds {token!r}, which this model's tokenizer takes for more than text: leave it out"

@@ -74,7 +74,8 @@ def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Tok
 
 
 def encode_conversation(tokenizer: Tokenizer, prompt: list[Message], answer: list[Message]) -> Tokens:
-    """What the assistant writes in ``answer`` is learned, and nothing of ``prompt``.
+    """Tokens and provenance of a conversation: the assistant's messages in ``answer`` are trained, nothing of
+    ``prompt``.
 
     Errors: ConfigError if the template does not show what the assistant wrote, or a message holds a control token.
     """

@@ -61,7 +61,10 @@ def _plain(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:
 
 
 def check_roles(tokenizer: Tokenizer, messages: list[Message], tools: Tools = ()) -> None:
-    """Errors: ConfigError if there is no template, or it leaves out what somebody says."""
+    """Check of the template for a message's roles.
+
+    Errors: ConfigError if there is no template, or it leaves out what somebody says.
+    """
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE)
     roles = tuple(each["role"] for each in messages)
@@ -107,7 +110,7 @@ def _with_words(messages: list[Message], words: str) -> list[Message]:
 
 
 def encode_answer(tokenizer: Tokenizer, answer: str, *, is_chat: bool, tools: Tools = ()) -> np.ndarray:
-    """A worked example's answer with its end, int32 [T], as the model would sample it behind a prompt or a reply.
+    """Tokens of a worked example's answer with its end, int32 [T], as the model would sample it.
 
     Errors: ConfigError for one that holds a control token, or that the template cannot write.
     """

@@ -22,7 +22,7 @@ class MemoryUse:
 
 @contextmanager
 def memory_watch(every: float = _EVERY_SECONDS) -> Iterator[MemoryUse]:
-    """Of what this process starts in between, and all that those start, whoever their parent is by then."""
+    """Memory of all processes started inside, and of their descendants."""
     mark, use, over = uuid.uuid4().hex, MemoryUse(), threading.Event()
 
     def watch() -> None:
@@ -55,7 +55,7 @@ def _by_process(mark: str) -> dict[str, float]:
 
 
 def proportional_mib(folder: Path) -> float:
-    """Of a process's folder in /proc: what it holds, with its share of what others hold, too. Errors: OSError."""
+    """Proportional memory in MiB of a process's folder in /proc. Errors: OSError."""
     for line in (folder / "smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024

@@ -25,7 +25,7 @@ def against_undisturbed(root: Path, undisturbed: Path) -> dict[str, Any]:
 
 
 def compare_prompts(steps: Mapping[str, int | None], baseline: Mapping[str, int | None]) -> dict[str, Any]:
-    """Both: prompt to the step that it was trained at. Pure."""
+    """Comparison of trained prompts. Both: prompt to the step that it was trained at. Pure."""
     differ = steps.keys() ^ baseline.keys()
     return {
         "same_prompts": not differ,
@@ -35,7 +35,10 @@ def compare_prompts(steps: Mapping[str, int | None], baseline: Mapping[str, int 
 
 
 def compare_steps(values: dict[int, float], baseline: dict[int, float], plural: str) -> dict[str, Any]:
-    """Both: step to number. ``plural`` names the numbers in the result. Pure."""
+    """Comparison of a metric's steps, bit for bit.
+
+    Both: step to number. ``plural`` names the numbers in the result. Pure.
+    """
     steps = sorted(values.keys() | baseline.keys())
     differ = [step for step in steps if values.get(step) != baseline.get(step)]
     return {

@@ -41,7 +41,7 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 @dataclass(frozen=True)
 class Options:
-    """What the experiment is asked to do."""
+    """Options of the experiment."""
 
     kills: int = 20
     seed: int = 1

@@ -32,7 +32,7 @@ class Witness:
 
 @dataclass
 class Injection:
-    """What was really injected."""
+    """Injected fault."""
 
     fault: Fault
     target: Target

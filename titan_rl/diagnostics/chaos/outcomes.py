@@ -24,7 +24,10 @@ class Outcome:
 
 
 def outcome_of(one: Injection, events: list[dict[str, Any]]) -> Outcome:
-    """``events`` in the order in which they were written. Faults may overlap: names tell their events apart."""
+    """Outcome of a fault.
+
+    ``events`` in the order in which they were written. Faults may overlap: names tell their events apart.
+    """
     later = [event for event in events if event["time"] >= one.witness.ordered]
     if one.kind == "controller":
         return _of_controller(one, later)

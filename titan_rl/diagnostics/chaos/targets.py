@@ -83,7 +83,7 @@ def below_verifier(root: Path, name: str, kind: str) -> int | None:
 
 
 class Members:
-    """All processes that a run ever started, also those that it lost track of."""
+    """All processes of a run, lost ones included."""
 
     def __init__(self, orders: Path) -> None:
         """``orders``: the folder that TITAN_RL_CHAOS names for this run, and for no other."""
@@ -91,7 +91,7 @@ class Members:
         self._marks: set[bytes] = set()
 
     def pids(self) -> list[int]:
-        """Those alive now. Scorers carry only the mark of their mesh, which is learnt from the other processes."""
+        """Live pids. Scorers carry only the mark of their mesh, which is learnt from the other processes."""
         environments: dict[int, set[bytes]] = {}
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it ended meanwhile, or belongs to another user

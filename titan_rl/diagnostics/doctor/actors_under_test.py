@@ -48,7 +48,7 @@ _MOST_NEW_TOKENS = 64
 
 @dataclass(frozen=True)
 class Reading:
-    """What one pass of the trainer says of a batch."""
+    """Result of one forward and backward pass on a batch."""
 
     batch: Batch
     metrics: StepMetrics
@@ -71,8 +71,8 @@ def sample_of(prompt: np.ndarray, completion: Completion, prompt_id: str, number
 
 
 class ActorsUnderTest:
-    """An async context manager. Errors of what is asked: what an actor raises; ActorFault; CheckFailed for a loss or a
-    gradient that is no number."""
+    """Started actors of a run, as an async context manager. Errors of what is asked: what an actor raises; ActorFault;
+    CheckFailed for a loss or a gradient that is no number."""
 
     def __init__(self, checked: Checked, folder: Path) -> None:
         """``folder``: of the doctor's own."""
@@ -118,11 +118,11 @@ class ActorsUnderTest:
         return self.version
 
     async def ask_trainer(self, function: "Callable[[Learner], T]") -> list[T]:
-        """Of each rank's learner."""
+        """Results of a function of each rank's learner."""
         return _answers(await self.trainer.call(TrainerEndpoints.examine(cloudpickle.dumps(function))))
 
     async def ask_generators(self, function: "Callable[[GenerationEngine], T]") -> list[T]:
-        """Of each rank's engine."""
+        """Results of a function of each rank's engine."""
         ranks = [rank for replica in self.meshes.generators.replicas.values() for rank in replica.ranks]
         return await self._ask_all(ranks, GeneratorEndpoints.examine(cloudpickle.dumps(function)))
 
@@ -141,8 +141,7 @@ class ActorsUnderTest:
         return min(self.config.rollout.max_new_tokens, _MOST_NEW_TOKENS)
 
     async def sample_groups(self) -> list[Group]:
-        """Answers to prompts of the run's task that were not asked before, through the verifiers, at the run's own
-        settings."""
+        """Groups of fresh prompts of the run's task, through the verifiers, at the run's settings."""
         rollout = self.config.rollout
         count = min(rollout.prompts_per_step, _MOST_PROMPTS, max(2, _SAMPLES // rollout.group_size))
         lengths = self.max_new_tokens, rollout.temperature, self.meshes.max_tokens, min(rollout.max_turns, 8)
@@ -160,8 +159,8 @@ class ActorsUnderTest:
     # the trainer
 
     def batch(self, groups: list[Group], *, one_by_one: bool = False) -> Batch:
-        """Of all usable rollouts, as the run has them; ``one_by_one``: each sample in a row of its own, in another
-        order."""
+        """Batch of all usable rollouts, packed as in the run; ``one_by_one``: each sample in a row of its own, in
+        another order."""
         config, layout = self.config, self.layout
         algorithm = replace(config.algorithm, updates_per_batch=1, train_truncated=True)
         rollout = replace(config.rollout, share_prefix=config.rollout.share_prefix and not one_by_one)

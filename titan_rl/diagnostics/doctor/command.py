@@ -21,7 +21,7 @@ from titan_rl.train import drive
 
 
 def print_facts(facts: dict[str, str]) -> None:
-    """What the model's tokenizer and template do with text, a line each."""
+    """Print the facts of the model's tokenizer and template, a line each."""
     table = Table("text", "as this model has it", box=None, pad_edge=False)
     for name, value in facts.items():
         table.add_row(name, repr(value) if value != value.strip() or "\n" in value else value)

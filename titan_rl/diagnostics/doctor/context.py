@@ -34,7 +34,7 @@ class CheckContext:
         return self.started
 
     async def earned(self) -> Earned:
-        """What answers of known worth earn. Errors: CheckSkipped."""
+        """Rewards of answers of known worth. Errors: CheckSkipped."""
         if self._earned is None:
             self._earned = await probe_rewards(self.checked)
         return self._earned
@@ -49,7 +49,7 @@ class CheckContext:
         return self._groups
 
     async def reading(self) -> Reading:
-        """Of these."""
+        """Trainer's reading of ``groups``."""
         if self._reading is None:
             self._reading = await self.actors.read(self.actors.batch(await self.groups()))
         return self._reading
@@ -60,7 +60,7 @@ class CheckContext:
 
 
 def usable(groups: list[Group]) -> list[Group]:
-    """Those with an answer that may be trained on. Errors: CheckSkipped."""
+    """Groups with at least two trainable answers. Errors: CheckSkipped."""
     for group in groups:
         group.rollouts = [rollout for rollout in group.rollouts if rollout.status in ("ok", "truncated")]
     trainable = [group for group in groups if len(group.rollouts) > 1]

@@ -19,7 +19,7 @@ class CheckFailed(Exception):
 
 
 class CheckSkipped(Exception):
-    """There is nothing to check, or no way to; says why."""
+    """Check without an object or a method; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Finding:
         return (self.own_mend or self.check.mend) if self.status == "wrong" else ""
 
     def line(self) -> str:
-        """For people."""
+        """Line for people."""
         if self.status == "wrong":
             return f"WRONG    {self.check.name}: {self.message}: {self.evidence}. {self.mend}"
         mark = "passed" if self.status == "passed" else "-"

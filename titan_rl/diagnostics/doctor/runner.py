@@ -17,7 +17,7 @@ OnFinding = Callable[[Finding], None]
 async def run_doctor(
     checked: Checked, folder: Path, on_finding: OnFinding, checks: Sequence[Check] = CHECKS
 ) -> list[Finding]:
-    """A finding a check, told as it is made. ``folder``: empty, of the doctor's own."""
+    """Findings of all checks, each handed to ``on_finding`` at once. ``folder``: empty, of the doctor's own."""
     context = CheckContext(checked, folder)
     findings = await run_checks(context, [check for check in checks if not check.needs], on_finding)
     rest = [check for check in checks if check.needs]
@@ -46,7 +46,7 @@ def _report(findings: list[Finding], on_finding: OnFinding) -> list[Finding]:
 async def run_checks(
     context: CheckContext, checks: Sequence[Check], on_finding: OnFinding, before: Sequence[Finding] = ()
 ) -> list[Finding]:
-    """``before``: what is known already."""
+    """Findings of these checks. ``before``: earlier findings."""
     failed = {finding.check.name for finding in before if finding.status == "wrong"}
     findings = []
     for check in checks:

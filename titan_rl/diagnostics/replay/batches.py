@@ -25,13 +25,13 @@ Recorded = dict[int, tuple[float, float]]
 
 
 class RolloutSteps:
-    """Of a run with generators."""
+    """Replayed steps of a run with generators."""
 
     def __init__(self, run_dir: RunDir, checked: Checked, model_path: str) -> None:
         self.run_dir, self.checked, self.model_path = run_dir, checked, model_path
 
     def sft_rows(self) -> list[list[list[Row]]]:
-        """What the run's SFT steps were made of."""
+        """Rows of the run's SFT steps."""
         checked = self.checked
         return [batch.rows for batch in sft_batches(self._demonstrations(), checked.config, checked.titan.layout)]
 
@@ -47,7 +47,7 @@ class RolloutSteps:
 
 
 class DataReplay:
-    """Of a run without a generator."""
+    """Replayed steps of a run without a generator."""
 
     def __init__(self, run_dir: RunDir, checked: Checked) -> None:
         assert checked.dataset is not None, "a run with a dataset alone is replayed so (steps_of_replay)"
@@ -69,7 +69,7 @@ def steps_of_replay(run_dir: RunDir, checked: Checked, model_path: str) -> Rollo
 
 
 def as_metrics(answers: list[StepMetrics | BadNumbers]) -> StepMetrics:
-    """Of what was applied, as the run recorded it; of a step of which nothing was, ``NOTHING``."""
+    """Metrics of the applied update, as the run recorded it; ``NOTHING`` for a step without one."""
     if done := [answer for answer in answers if isinstance(answer, StepMetrics)]:
         return mean_metrics(done)
     return StepMetrics(loss=NOTHING, grad_norm=NOTHING)

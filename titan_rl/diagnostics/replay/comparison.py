@@ -23,7 +23,7 @@ from titan_rl.trainer.state.plain_state import StateError, load_state, read_meta
 
 
 def recorded_places(root: Path) -> list[TrainedOn]:
-    """What a run directory says that its steps were trained on. Runs of releases that did not say it had no GPU."""
+    """Recorded trainer devices of a run directory. Runs of releases that did not say it had no GPU."""
     events = (event for event in read_events(root) if event.get("kind") == TRAINER_DEVICE)
     return [TrainedOn(str(event.get("device")), event.get("deterministic") is True) for event in events]
 
@@ -34,7 +34,7 @@ def equal_in_words(within: float) -> str:
 
 @dataclass(frozen=True)
 class ComparedStep:
-    """What the run recorded of a step, and what came of it again."""
+    """Recorded and replayed numbers of a step."""
 
     step: int
     recorded_loss: float
@@ -93,7 +93,7 @@ class ComparedState:
 
 
 def compared(checkpoint: Path, replayed: Path) -> ComparedState:
-    """Errors: ConfigError if the run's own cannot be read."""
+    """Comparison of two checkpoints. Errors: ConfigError if the run's own cannot be read."""
     try:
         return compare_states(checkpoint, replayed)
     except StateError as error:

@@ -44,7 +44,7 @@ from titan_rl.trainer.model.determinism import TrainedOn, tolerance
 
 @dataclass(frozen=True)
 class Plan:
-    """What a replay does: steps ``first`` to ``last`` from ``checkpoint``, or from the base model."""
+    """Plan of a replay: steps ``first`` to ``last`` from ``checkpoint``, or from the base model."""
 
     run_dir: RunDir
     checked: Checked

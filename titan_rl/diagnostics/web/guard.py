@@ -23,7 +23,7 @@ _NO = b"403: open the address that titan-rl watch printed; the secret in it is a
 
 
 class Guard:
-    """403 for everybody else."""
+    """ASGI middleware: 403 for requests without the secret."""
 
     def __init__(self, app: Callable, secret: str, port: int) -> None:
         self._app, self._secret = app, secret

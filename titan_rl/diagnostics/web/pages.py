@@ -19,7 +19,7 @@ _VIEWS = {"curves": "Curves", "steps": "Steps", "rollouts": "Rollouts", "mesh": 
 
 
 class Pages:
-    """One for each browser's page. The address tells what is shown, so that it can be kept and passed on."""
+    """Content of one browser page. The address tells what is shown, so that it can be kept and passed on."""
 
     def __init__(self, runs: list[Watched], query: Mapping[str, str]) -> None:
         """``runs``: those that are watched. ``query``: parameters of the address; what is none of ours is passed
@@ -82,7 +82,7 @@ class Pages:
         ui.navigate.history.replace(f"?{urlencode(own | {'view': self.view} | parameters)}")
 
     def show(self, view: str, query: Mapping[str, str] = MappingProxyType({})) -> None:
-        """``query``: what of the view is to be seen."""
+        """Switch to a view. ``query``: what of the view is to be seen."""
         self.view = view
         for name, button in self.buttons.items():
             button.classes(add="on") if name == view else button.classes(remove="on")

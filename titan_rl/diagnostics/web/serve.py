@@ -25,7 +25,7 @@ _HOST = "127.0.0.1"
 
 
 def watch(roots: list[Path], port: int = 0, log: Callable[[str], None] = print) -> int:
-    """``port``: 0 for any. Errors: ConfigError before anything listens."""
+    """Web page of these runs, until Ctrl-C. ``port``: 0 for any. Errors: ConfigError before anything listens."""
     app, runs = application(roots)
     listening = _listen(port)
     port, secret = listening.getsockname()[1], secrets.token_urlsafe(24)

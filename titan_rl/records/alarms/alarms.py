@@ -34,7 +34,7 @@ def _standing(records: Records, names: Collection[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Alarm:
-    """One that was raised."""
+    """Raised alarm, with the steps of its beginning and end."""
 
     name: str
     first: int
@@ -46,7 +46,7 @@ class Alarm:
 
 
 def history(records: Iterable[dict[str, float]], names: Collection[str] = NAMES) -> list[Alarm]:
-    """Every alarm of a run's last steps, in the order of their beginnings; one that ended and came again is two."""
+    """Alarms of a run's last steps, in the order of their beginnings; one that ended and came again is two."""
     rewarded = [record for record in records if "reward" in record][-HISTORY:]
     all_records = Records(rewarded)
     raised: list[Alarm] = []

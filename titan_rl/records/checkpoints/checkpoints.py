@@ -34,7 +34,7 @@ _Count = Annotated[int, Field(ge=0, le=10**12)]
 
 @dataclass(frozen=True)
 class ControllerState:
-    """What the controller needs to continue a run."""
+    """State of the controller in a checkpoint."""
 
     step: _Count
     """Steps done. The policy version and the ledger's mark have the same number."""
@@ -53,7 +53,7 @@ class CheckpointFolder:
 
     @classmethod
     def of(cls, run_dir: RunDir, keep_latest_k: int, store: str = "") -> "CheckpointFolder":
-        """Of a run. ``store``: as ``checkpoint.store``."""
+        """Checkpoint folder of a run. ``store``: as ``checkpoint.store``."""
         named = ShardStore(store, run_dir.root.resolve().name) if store else None
         return cls(run_dir.checkpoints, keep_latest_k, named)
 
@@ -74,11 +74,11 @@ class CheckpointFolder:
         return folder
 
     def shards(self, folder: Path) -> str:
-        """Where ranks write the large files of one that was begun; empty: there."""
+        """Place of the ranks' large files of a checkpoint in the making; empty: in its folder."""
         return "" if self._store is None else self._store.place(_name_in_store(folder))
 
     def gather(self, folder: Path) -> list[Path]:
-        """What ranks have written elsewhere becomes part of one that was begun. Its parts; none without a store."""
+        """Add files in the store to a checkpoint in the making. Returns its parts; none without a store."""
         return [] if self._store is None else self._store.gather(_name_in_store(folder), folder)
 
     def abandon(self, folder: Path) -> None:
@@ -129,7 +129,7 @@ class CheckpointFolder:
         return _checked_state(manifest.get("state"), step), _checked_files(manifest.get("files"))
 
     def flaw(self, step: int) -> str | None:
-        """What is wrong with a checkpoint, if anything: every byte is read."""
+        """Flaw of a checkpoint, or None: every byte is read."""
         try:
             _, files = self._manifest(step)
             for part in {Path(name).parent for name in files}:
@@ -149,13 +149,14 @@ class CheckpointFolder:
         return None
 
     def flaws(self) -> str:
-        """Of all checkpoints, in words."""
+        """Flaws of all checkpoints, as text."""
         return ", ".join(f"of step {step}, {self.flaw(step)}" for step in self.steps()) or "there is none"
 
     def newest_complete(
         self, at_most: int | None = None, log: Callable[[str], None] = lambda text: None
     ) -> tuple[Path, ControllerState] | None:
-        """The newest complete checkpoint of a step up to ``at_most``. ``log`` gets a line for each that is skipped."""
+        """Newest complete checkpoint of a step up to ``at_most``, with its state. ``log`` gets a line for each that is
+        skipped."""
         for step in reversed(self.steps()):
             if at_most is not None and step > at_most:
                 continue

@@ -40,12 +40,12 @@ _MOST_WORK = 30_000_000
 
 
 class UnreadableLedger(ValueError):
-    """There is no ledger in the file, or it is damaged so that its rows cannot be read; says which, in one line."""
+    """Missing ledger, or one with unreadable rows; the message is one line."""
 
 
 @dataclass
 class Proved:
-    """A prompt as the entries tell it. All its samples are settled at once."""
+    """State of a prompt according to the entries. All its samples are settled at once."""
 
     samples: int
     retries: int = 0
@@ -64,7 +64,7 @@ class Proved:
 
 
 def flaws(path: Path) -> list[str]:
-    """What is wrong with a ledger file, a line each naming the row; empty if it holds. Nothing is raised."""
+    """Flaws of a ledger file, a line each with its row; empty if it holds. Nothing is raised."""
     try:
         return read(path, flaws_of)
     except UnreadableLedger as error:
@@ -72,7 +72,7 @@ def flaws(path: Path) -> list[str]:
 
 
 def read(path: Path, look: Callable[[sqlite3.Connection], T]) -> T:
-    """What ``look`` finds in a ledger, in one snapshot of it. Errors: UnreadableLedger."""
+    """Result of ``look`` on one snapshot of a ledger. Errors: UnreadableLedger."""
     if not path.exists():
         raise UnreadableLedger(f"{path} is not there: the run has no ledger")
     try:
@@ -142,7 +142,7 @@ def _check_readable(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def flaws_of(connection: sqlite3.Connection) -> list[str]:
-    """As ``flaws``, of a ledger that ``read`` opened."""
+    """Flaws, as of ``flaws``, of an open ledger."""
     if is_unchained(connection):
         return [UNCHAINED]
     flaws = _schema_flaws(connection)
@@ -225,7 +225,7 @@ class _Account:
 
 
 def fold(entries: Iterable[Entry]) -> tuple[dict[str, Proved], list[str]]:
-    """Every prompt as the entries leave it; and what of them cannot be so, a line each."""
+    """State of every prompt after all entries, and the impossible entries, a line each."""
     account = _Account()
     impossible: list[str] = []
     work = 0

@@ -25,7 +25,7 @@ Sample = tuple[str, int]
 
 
 def contradictions(root: Path) -> list[str]:
-    """What in a run directory speaks against its ledger, a line each; empty if nothing does, or there is no ledger."""
+    """Contradictions between a run directory and its ledger, a line each; empty without one, or without a ledger."""
     unreadable, recorded = _recorded(root)
     last_steps = _last_told(root)
     try:

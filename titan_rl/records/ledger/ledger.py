@@ -126,7 +126,7 @@ class Ledger:
         )
 
     def issue(self, prompt_ids: list[str], num_samples: int) -> None:
-        """All samples of new prompts become pending. Errors: sqlite3.IntegrityError if one was issued before."""
+        """Issue new prompts: all their samples become pending. Errors: sqlite3.IntegrityError for an issued one."""
         with self._transaction():
             self._enter(issue=prompt_ids, samples=num_samples)
             prompts = ((name, num_samples) for name in prompt_ids)
@@ -172,7 +172,7 @@ class Ledger:
                 self._enter(retry=prompt_id)
 
     def rewind(self, step: int, num_samples: int) -> list[str]:
-        """Back to a checkpoint's mark: samples of later steps' batches are pending again.
+        """Rewind to a checkpoint's mark: samples of later steps' batches are pending again.
 
         Returns all pending prompts, in order; each has ``num_samples`` samples from now on.
         """

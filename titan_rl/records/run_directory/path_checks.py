@@ -17,7 +17,10 @@ _LONGEST_INSIDE = 120
 
 
 def check_place(root: Path, *, write: bool) -> None:
-    """Errors: ConfigError unless a run directory is there and may be read, or, to ``write``, can be made there."""
+    """Check of a run directory's place.
+
+    Errors: ConfigError unless a run directory is there and may be read, or, to ``write``, can be made there.
+    """
     try:
         _check_spelling(root)
         place = _nearest(root)
@@ -67,11 +70,13 @@ def _may(place: Path, mode: int) -> bool:
 
 
 def check_own(root: Path, files: Iterable[str], folders: Iterable[str], written: Iterable[str] = ()) -> None:
-    """Errors: ConfigError if one of these names in ``root``, or something below, is a link that leads out of ``root``,
-    or of another kind than it should be. Other names are not looked at.
+    """Check of a run directory for links out of it and for wrong kinds of files. Errors: ConfigError if one of these
+    names in ``root``, or something below, is a link that leads out of ``root``, or of another kind than it should be.
+    Other names are not looked at.
 
     ``written``: folders that others write and nobody here reads; of these only what lies in them directly, where the
-    next of their folders will be, must not lead out."""
+    next of their folders will be, must not lead out.
+    """
     home = root.resolve()
     for path, is_wanted in (*_named(root, files, folders), *_directly(root, written)):
         if path.is_symlink() and home not in Path(os.path.realpath(path)).parents:  # resolve() trips over a ring
@@ -105,8 +110,11 @@ def _directly(root: Path, folders: Iterable[str]) -> Iterator[tuple[Path, Callab
 
 
 def check_no_modules(root: Path) -> None:
-    """Errors: ConfigError if Python would take files of ``root`` for modules: every process that a run starts looks for
-    them in the current folder first."""
+    """Check of a run directory for files that shadow Python modules.
+
+    Errors: ConfigError if Python would take files of ``root`` for modules: every process that a run starts looks for
+    them in the current folder first.
+    """
     home, here = root.resolve(), Path.cwd()
     if home == here or home in here.parents:
         raise ConfigError(

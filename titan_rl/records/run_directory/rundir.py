@@ -92,7 +92,7 @@ class RunDir:
             ) from None
 
     def write_config(self, resolved: dict[str, Any], earlier_until: int) -> None:
-        """As ``open`` does. Errors: OSError."""
+        """Write the resolved configuration, and archive the one before, as ``open`` does. Errors: OSError."""
         archived = self._kept_until(earlier_until)
         if earlier_until and not archived.exists():  # else no step was trained under the one that is there
             self.earlier.mkdir(exist_ok=True)
@@ -125,11 +125,11 @@ class RunDir:
             raise ConfigError(message) from None
 
     def write_pids(self, names: dict[int, str]) -> None:
-        """Who runs now."""
+        """Write the processes that run now."""
         replace_text(self.pids, json.dumps(names, indent=2) + "\n")
 
     def close(self) -> None:
-        """Another process may run in it now."""
+        """Release the lock."""
         self._lock.close()
 
     def is_in_use(self) -> bool:
@@ -145,7 +145,10 @@ class RunDir:
 
 
 def new_run_dir(config: Config, config_file: str | None) -> RunDir:
-    """Errors: ConfigError if the directory holds a run already, or cannot be made."""
+    """Run directory of a new run, locked.
+
+    Errors: ConfigError if the directory holds a run already, or cannot be made.
+    """
     stem = Path(config_file).stem if config_file else "run"
     root = Path(config.run.dir or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     check_place(root, write=True)

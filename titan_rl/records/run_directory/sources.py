@@ -21,7 +21,8 @@ _DATA_OPTIONS = ("file", "held_out_file")
 
 
 def find_sources(config: Config) -> Sources:
-    """As they are now. Errors: ConfigError if a file is not there."""
+    """Checksums of the run's model, adapter and data files, as they are now. Errors: ConfigError if a file is not
+    there."""
     sources: Sources = {}
     if config.model.path != "tiny":
         root = Path(config.model.path)
@@ -49,8 +50,11 @@ def write_sources(run_dir: RunDir, sources: Sources) -> None:
 
 
 def check_sources(run_dir: RunDir, sources: Sources, instead: str = "or leave --resume out") -> None:
-    """``instead``: what can be done besides giving it. Errors: ConfigError that names what is not as it was when the
-    run was begun. One that recorded nothing passes."""
+    """Comparison of the run's sources with those at its begin.
+
+    ``instead``: what can be done besides giving it. Errors: ConfigError that names what is not as it was when the run
+    was begun. One that recorded nothing passes.
+    """
     if not run_dir.sources.exists():
         return
     try:

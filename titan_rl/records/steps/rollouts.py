@@ -91,7 +91,7 @@ def last_recorded(folder: Path, first: int, last: int) -> int:
 
 
 def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
-    """All rollouts of a step's groups, in the order in which they were trained. Errors: DiskFull."""
+    """Write all rollouts of a step's groups, in training order. Errors: DiskFull."""
     rows = [
         _row(rollout) | dict(question=group.question, expected=group.expected, task=group.task)
         for group in groups
@@ -116,7 +116,7 @@ class RolloutsError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model and its rows can hold."""
+    """Limits of a model and its rows."""
 
     vocabulary: int
     length: int
@@ -148,7 +148,7 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
 
 
 def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[Group, Rollout] | None:
-    """One of a step, with its prompt's group, in which it is alone; None if it is not there.
+    """Rollout of a step, with its prompt's group, which holds no other; None if it is not there.
 
     Errors: RolloutsError.
     """

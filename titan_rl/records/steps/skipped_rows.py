@@ -30,16 +30,16 @@ class LeftOutRows:
         self._from_step[row] = min(step, self._from_step.get(row, step))
 
     def is_out(self, row: str, step: int) -> bool:
-        """Whether a row, by its place, met bad numbers at this step or before."""
+        """Whether a row, by its place, was non-finite at this step or before."""
         return row in self._from_step and self._from_step[row] <= step
 
     def list_too_long(self, rows: Sequence[TooLong]) -> None:
-        """Once: a run that goes on has the same rows. Errors: DiskFull."""
+        """Record the rows that are too long, once: a run that goes on has the same rows. Errors: DiskFull."""
         if rows and not self._path.exists():
             replace_text(self._path, "".join(json.dumps(_record(row)) + "\n" for row in rows))
 
     def leave_out(self, why: dict[str, str], step: int) -> None:
-        """From this step on. ``why``: by a row's place, what of it was not finite. Errors: DiskFull."""
+        """Skip rows from this step on. ``why``: by a row's place, what of it was not finite. Errors: DiskFull."""
         file = LineFile(self._path)
         try:
             for row, reason in why.items():

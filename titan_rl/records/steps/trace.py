@@ -28,13 +28,13 @@ Trace = dict[int, list[ActorSpan]]
 
 
 def longest(spans: Sequence[tuple], most: int = MOST_SPANS) -> list[tuple]:
-    """In their order; ``spans`` are tuples of actor, name, begin and seconds."""
+    """Longest spans, in their order; ``spans`` are tuples of actor, name, begin and seconds."""
     places = sorted(range(len(spans)), key=lambda place: -spans[place][3])[:most]
     return [spans[place] for place in sorted(places)]
 
 
 def write_trace(root: Path, step: int, spans: Iterable[tuple[str, str, float, float]]) -> None:
-    """Add a step's. Errors: DiskFull."""
+    """Append a step's spans. Errors: DiskFull."""
     path = root / _NAME
     if path.is_file() and path.stat().st_size > LARGEST:
         os.replace(path, root / _BEFORE)
@@ -48,8 +48,8 @@ def write_trace(root: Path, step: int, spans: Iterable[tuple[str, str, float, fl
 
 
 def read_trace(root: Path, first: int = 0, last: int | None = None) -> Trace:
-    """Of these steps; one that was done again after a resume counts once, the last time. What is no record is passed
-    over."""
+    """Spans of these steps; one that was done again after a resume counts once, the last time. What is no record is
+    passed over."""
     trace: Trace = {}
     for line in _lines(root):
         step, spans = _as_step(line)
@@ -88,8 +88,8 @@ def _as_span(values: Any) -> ActorSpan | None:
 
 
 def lanes(spans: Sequence[ActorSpan]) -> list[int]:
-    """For each span of an actor, in the order of their beginnings, the first lane that is free: spans beside each other
-    are in different ones."""
+    """First free lane of each span of an actor, in the order of their beginnings: overlapping spans are in different
+    ones."""
     free: list[int] = []
     occupied: list[tuple[float, int]] = []
     lane_numbers = []
@@ -102,7 +102,7 @@ def lanes(spans: Sequence[ActorSpan]) -> list[int]:
 
 
 def by_actor(spans: Iterable[ActorSpan]) -> dict[str, list[ActorSpan]]:
-    """The controller first, then trainers, generators, verifiers; each one's spans in order."""
+    """Spans by actor, in order: the controller first, then trainers, generators, verifiers."""
     order = {"controller": 0, "trainer": 1, "generator": 3, "verifier": 4}
     grouped: dict[str, list[ActorSpan]] = {}
     for span in sorted(spans, key=lambda span: span.begin):
@@ -111,8 +111,8 @@ def by_actor(spans: Iterable[ActorSpan]) -> dict[str, list[ActorSpan]]:
 
 
 def as_chrome(trace: Trace) -> dict[str, Any]:
-    """As Chrome's trace viewer and Perfetto open it: an actor is a process, its lanes are threads; microseconds from
-    the first span on."""
+    """Trace in the format of Chrome's trace viewer and Perfetto: an actor is a process, its lanes are threads;
+    microseconds from the first span on."""
     spans = [span for of_step in trace.values() for span in of_step]
     start = min((span.begin for span in spans), default=0.0)
     steps = {span: step for step, of_step in trace.items() for span in of_step}

@@ -48,7 +48,7 @@ class Piece:
 
 
 def pieces(batches: Sequence[Batch], found: Found) -> dict[tuple[str, int], list[Piece]]:
-    """Of each prompt and sample."""
+    """Trained pieces of each prompt and sample."""
     pieces_of: dict[tuple[str, int], list[Piece]] = {}
     for update, (batch, of_rows) in enumerate(zip(batches, found, strict=False)):
         for group, rows in enumerate(batch.rows):
@@ -70,8 +70,8 @@ def _of_row(row: Row, values: np.ndarray, update: int) -> Iterator[tuple[tuple[s
 
 
 def in_order(rollout: Rollout, own: Iterable[Piece]) -> list[Piece] | None:
-    """A piece for each branch of it that has trained tokens, told by their sampling log-probabilities; None where they
-    do not fit."""
+    """Trained pieces of a rollout in branch order, matched by their sampling log-probabilities; None where they do not
+    fit."""
     left, ordered = list(own), []
     for start, stop in rollout.spans:
         sampled = rollout.logprobs[start:stop][is_model(rollout.provenance[start:stop])]
@@ -85,7 +85,7 @@ def in_order(rollout: Rollout, own: Iterable[Piece]) -> list[Piece] | None:
 
 
 def trained_rows(groups: Iterable[Group], pieces_of: Mapping[tuple[str, int], list[Piece]]) -> list[dict[str, Any]]:
-    """Of each rollout that was trained on, arrays [M] of what is known of it."""
+    """Per-token results, arrays [M], of each trained rollout."""
     rows = []
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         ordered = in_order(rollout, pieces_of.get((rollout.prompt_id, rollout.sample), ()))
@@ -109,7 +109,7 @@ def trained_rows(groups: Iterable[Group], pieces_of: Mapping[tuple[str, int], li
 
 
 def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict[str, Any] | None:
-    """Of one rollout, with arrays [M]; None where nothing is known of it. Errors: OSError, RefusedFile or
+    """Per-token results of one rollout, arrays [M]; None where there are none. Errors: OSError, RefusedFile or
     pyarrow.ArrowException for a damaged file."""
     path = folder / f"{step_name(step)}.parquet"
     if not path.is_file() or path.is_symlink():
@@ -121,7 +121,7 @@ def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict[s
 
 
 def write_trained(folder: Path, step: int, groups: Iterable[Group], batches: Sequence[Batch], found: Found) -> None:
-    """Nothing is written where nothing is known. Errors: DiskFull."""
+    """Write a step's per-token results, if there are any. Errors: DiskFull."""
     if not (rows := trained_rows(groups, pieces(batches, found))):
         return
     folder.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ _ACCURACY, _GAIN, _OF_TEACHER = "held-out accuracy", "held-out accuracy gained",
 
 @dataclass(frozen=True)
 class Study:
-    """One TOML, and what it is held to."""
+    """Study of one TOML, with its bar."""
 
     name: str
     measure: str = _GAIN
@@ -51,7 +51,7 @@ STUDIES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run; ``seconds``: of the whole command."""
+    """Outcome of one run; ``seconds``: of the whole command."""
 
     seconds: float
     before: Proportion | None = None

@@ -20,7 +20,7 @@ _CONFIG = shipped()["quickstart"]
 
 @dataclass(frozen=True)
 class Refusal:
-    """What became of ``titan-rl train``."""
+    """Result of ``titan-rl train`` on a wrong model directory."""
 
     code: int
     printed: str

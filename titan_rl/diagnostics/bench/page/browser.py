@@ -27,7 +27,7 @@ def why_no_browser() -> str:
 
 @contextmanager
 def browser_page(width: int = 1440, height: int = 920, *, dark: bool = False) -> Iterator[Any]:
-    """A playwright page, and what its console said of errors, in ``page.told``. Errors: ConfigError."""
+    """Playwright page, with its console errors in ``page.told``. Errors: ConfigError."""
     if why := why_no_browser():
         raise ConfigError(why)
     from playwright.sync_api import ViewportSize, sync_playwright

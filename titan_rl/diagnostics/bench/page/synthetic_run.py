@@ -22,7 +22,7 @@ _WORDS = ["the", "sum", "of", "these", "is", "so", "we", "add", "carry one", "ch
 
 
 def make_run(root: Path, num_rollouts: int, seed: int = 0) -> RunDir:
-    """So many rollouts, PROMPTS x SAMPLES a step; every step traced, in metrics and in the ledger."""
+    """Run directory with so many rollouts, PROMPTS x SAMPLES a step, and metrics, trace and ledger of each step."""
     run_dir, rng = RunDir(root), np.random.default_rng(seed)
     for folder in (run_dir.rollouts, run_dir.trained, run_dir.logs):
         folder.mkdir(parents=True)

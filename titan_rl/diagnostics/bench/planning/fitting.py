@@ -64,7 +64,10 @@ def _rate(seconds: float) -> float:
 
 
 def fitted(runs: Sequence[Measured], base: Rates) -> Rates:
-    """``base``: with what is not fitted, its memory's bandwidth among it, which was measured by itself."""
+    """Rates fitted to measured runs.
+
+    ``base``: with what is not fitted, its memory's bandwidth among it, which was measured by itself.
+    """
 
     def solved(counts: Callable[[Measured], list[float]], phase: str) -> list[float]:
         return least_squares([counts(run) for run in runs], [run.seconds[phase] for run in runs])

@@ -99,7 +99,7 @@ def memory_bandwidth(times: int = 9) -> float:
 
 
 def machine_rates() -> Rates:
-    """Of this machine, before anything is fitted: its memory is its links, too."""
+    """Unfitted rates of this machine: its memory is its links, too."""
     bandwidth = memory_bandwidth()
     links = dict.fromkeys(("link_bandwidth", "network_bandwidth", "host_bandwidth"), bandwidth / 2)
     shares = {"memory_share": 1.0, "link_share": 1.0}

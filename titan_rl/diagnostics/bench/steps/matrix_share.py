@@ -30,7 +30,7 @@ def training_share(run: Path, records: list[dict[str, Any]], rate: float) -> flo
 
 
 def share_rows(share: float, rates: dict[torch.dtype, float]) -> list[dict[str, Any]]:
-    """What a bench prints of it. ``rates``: of ``matrix_rates``."""
+    """Rows of the bench for the share. ``rates``: of ``matrix_rates``."""
     return [
         row("training's share of the matrix rate", share, "ratio", _BAR, at_most=False),
         *(row(f"matrix rate in {str(dtype)[6:]}", rate / 1e9, "GFLOP/s") for dtype, rate in rates.items()),

@@ -21,7 +21,10 @@ class _Clock(TrainerCallback):
 
 
 def main(settings: dict[str, Any]) -> None:
-    """``settings``: model, dtype, prompts (texts), group_size, max_new_tokens, rows (a batch), steps, folder."""
+    """TRL run.
+
+    ``settings``: model, dtype, prompts (texts), group_size, max_new_tokens, rows (a batch), steps, folder.
+    """
     num_samples = settings["group_size"] * settings["prompts_per_step"]
     config = GRPOConfig(
         output_dir=settings["folder"],

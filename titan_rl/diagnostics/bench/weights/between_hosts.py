@@ -39,7 +39,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """Of a CA of its own, as the environment names them."""
+    """Certificates of a new CA, as environment variables."""
     ca, key, request, certificate = (str(folder / name) for name in ("ca.pem", "host.key", "host.csr", "host.pem"))
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     for command in (

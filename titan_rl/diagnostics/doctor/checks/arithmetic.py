@@ -45,7 +45,7 @@ def made_rollout(number: int, reward: float, *, branches: Sequence[int] = ()) ->
 
 
 def made_batch(checked: Checked, rollouts: list[Rollout]) -> Batch:
-    """One update's, as the run has them."""
+    """Batch of one update, packed as in the run."""
     algorithm = replace(checked.config.algorithm, updates_per_batch=1)
     config = replace(checked.config, algorithm=algorithm)
     [batch] = step_batches([Group(_PROMPT, rollouts)], checked.algorithm, config, checked.titan.layout)

@@ -16,7 +16,7 @@ _EXACT, _ROUNDED = 1e-3, 0.1
 
 
 async def layout(context: CheckContext) -> str:
-    """As the run packs them, and each sample in a row of its own, in another order."""
+    """Comparison of loss and gradient norm, packed as in the run and one sample a row."""
     actors = context.actors
     groups = [_rewarded(group) for group in (await context.groups())[:_GROUPS]]
     packed, alone = actors.batch(groups), actors.batch(groups, one_by_one=True)

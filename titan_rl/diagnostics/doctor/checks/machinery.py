@@ -151,7 +151,7 @@ _WALLS: dict[str, Callable[[], Awaitable[str]]] = {
 
 
 async def memory(context: CheckContext) -> str:
-    """What processes hold is no more than was planned, and what was planned fits."""
+    """Memory of all processes against the plan, and the plan against the machine."""
     checked = context.checked
     if DEVICE_TYPE != "cpu":
         return await _device_memory(context)

@@ -62,7 +62,7 @@ def _may_be_exact(context: CheckContext) -> bool:
 
 
 async def leak(context: CheckContext) -> str:
-    """What was asked, given back, earns little."""
+    """Reward of answers that repeat the question."""
     return _pays_little(await context.earned(), ECHOES, "the prompt tells its answer")
 
 

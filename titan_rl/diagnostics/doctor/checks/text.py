@@ -37,7 +37,7 @@ class Written:
         return text
 
     def check_prompt(self, messages: str | list[Message], tools: Sequence[dict[str, Any]] = ()) -> None:
-        """Errors: CheckFailed."""
+        """Check of a prompt's tokens against the template. Errors: CheckFailed."""
         encoded = turns.encode_messages(self.tokenizer, messages, tools).tolist()
         if isinstance(messages, str):
             first = [token for token in self.tokenizer.encode("")[:1] if token == self.tokenizer.bos_token_id]
@@ -91,7 +91,7 @@ class Written:
             self._compare("a worked answer", encoded[:-1], both[len(head) :][: len(encoded) - 1])
 
     def check_reply(self, tools: Sequence[dict[str, Any]]) -> None:
-        """Errors: CheckFailed."""
+        """Check of a reply's tokens against the template. Errors: CheckFailed."""
         role = "tool" if tools else "user"
         last = int(turns.encode_answer(self.tokenizer, _ANSWER, is_chat=True, tools=tools)[-1])
         reply: Message = {"role": role, "content": _REPLY}

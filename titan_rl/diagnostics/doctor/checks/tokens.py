@@ -86,7 +86,7 @@ async def trained_tokens(context: CheckContext) -> str:
 
 
 def wrote(rollout: Rollout) -> np.ndarray:
-    """Of each token, whether it lies in an answer, as the answers' own places tell: bool [T]."""
+    """Mask of the tokens inside answers: bool [T]."""
     mask = np.zeros(len(rollout.tokens), bool)
     for turn in rollout.turns:
         mask[turn.start : turn.stop] = True
@@ -131,7 +131,7 @@ def _check_rows(groups: list[Group], batch: Batch) -> None:
 
 
 async def agreement(context: CheckContext) -> str:
-    """At the run's own temperature, under the weights that it begins with."""
+    """Agreement of trainer and generator, at the run's temperature, under its first weights."""
     return compare((await context.reading()).tokens, context.limits, "the tokens that were sampled")
 
 

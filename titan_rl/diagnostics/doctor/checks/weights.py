@@ -69,8 +69,7 @@ async def loaded(context: CheckContext) -> str:
 
 
 async def still(context: CheckContext) -> str:
-    """An update at a learning rate of 0, and the sync after it, change no bit of a weight and none of an answer; in
-    bf16 no more of an answer than rounding does, which is another one in another batch."""
+    """Null update: a learning rate of 0, and the sync after it, change no bit of weights and answers."""
     actors, bandit = context.actors, await context.bandit()
     before, answers = await actors.ask_trainer(probes.learned_digests), await _answers(actors, bandit, "still")
     async with actors.taken_back():

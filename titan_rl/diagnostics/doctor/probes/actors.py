@@ -41,7 +41,7 @@ def _checksum(values: torch.Tensor) -> str:
 
 
 def fetched_pieces(engine: "GenerationEngine") -> list[Piece]:
-    """All that this rank has fetched of the version that it uses."""
+    """Fetched pieces of the version in use on this rank."""
     reader = engine.reader
     assert reader is not None, "nothing was fetched yet"
     return [
@@ -60,7 +60,7 @@ def end_tokens(engine: "GenerationEngine") -> list[int]:
 
 @torch.no_grad()
 def unlike_pieces(learner: "Learner", pieces: Sequence[Piece]) -> tuple[int, list[str]]:
-    """How many of these boxes lie in this rank's weights, and the names of those whose values are others."""
+    """Number of these boxes in this rank's weights, and the names of those with other values."""
     count, unlike = 0, []
     shards: dict[str, list] = {}
     for shard in learner.shards():
@@ -80,8 +80,7 @@ def unlike_pieces(learner: "Learner", pieces: Sequence[Piece]) -> tuple[int, lis
 
 @torch.no_grad()
 def unlike_files(learner: "Learner", files: Mapping[str, Path]) -> tuple[int, list[str]]:
-    """How many boxes of tensors this rank's weights were compared with, ``files`` by the tensors' names, and the names
-    of those that are others, or that no file has."""
+    """Number of boxes compared with ``files``, by tensor names, and the names of different or missing ones."""
     count, unlike, opened = 0, [], {}
     for shard in learner.shards():
         count += 1
@@ -107,7 +106,7 @@ def policy_digest(learner: "Learner") -> str:
 
 
 def learned_digests(learner: "Learner") -> str:
-    """Of all that an update may change: digests of the weights, with adapters."""
+    """Digests of all trainable weights, adapters included."""
     hasher = xxhash.xxh3_128()
     for _, parameter in learner.weights():
         hasher.update(_local(parameter).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -220,7 +219,7 @@ def other_temperatures(learner: "Learner") -> str:
 
 
 def device_bytes(_: object) -> tuple[int, int]:
-    """What this process holds of its GPU at the most, and what the GPU has; zeros without one."""
+    """Peak GPU bytes of this process, and the GPU's total; zeros without one."""
     if not torch.cuda.is_available():
         return 0, 0
     return torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -230,7 +229,7 @@ def device_bytes(_: object) -> tuple[int, int]:
 
 
 def tokenizer_facts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, object]:
-    """What must be the same wherever text becomes tokens."""
+    """Facts of a tokenizer that all processes must share."""
     facts: dict[str, object] = {f"special {name}": value for name, value in tokenizer.special_tokens_map.items()}
     facts |= {"end of sequence": tokenizer.eos_token_id, "size": len(tokenizer)}
     facts["chat template"] = getattr(tokenizer, "chat_template", None)

@@ -50,7 +50,7 @@ def difference(tokens: pd.DataFrame) -> np.ndarray:
 
 
 def compare(tokens: pd.DataFrame, allowed: Limits, whose: str) -> str:
-    """What was seen. Errors: CheckFailed. ``whose``: of which tokens, for the message."""
+    """Summary of the trainer-generator difference. Errors: CheckFailed. ``whose``: of which tokens, for the message."""
     difference_S = difference(tokens)
     mean, lean = float(np.exp(np.abs(difference_S)).mean()), float(difference_S.mean())
     doubt = float(difference_S.std()) / np.sqrt(len(difference_S))

@@ -64,7 +64,10 @@ class Bandit:
 
 
 async def make_bandit(actors: ActorsUnderTest, groups: list[Group]) -> Bandit:
-    """Errors: CheckSkipped if the model has not enough different things to say."""
+    """Bandit batch with a known right answer.
+
+    Errors: CheckSkipped if the model has not enough different things to say.
+    """
     prompts = [rollout.tokens[: rollout.turns[0].start] for rollout in (group.rollouts[0] for group in groups[:2])]
     prompts = [prompts[0], prompts[-1] if len(prompts) > 1 else prompts[0]]
     tokens, bandit_groups = await _tokens(actors, prompts[0]), []
@@ -122,13 +125,13 @@ def _with_ratio_of_one(batch: Batch, reading: Reading) -> Batch:
 
 
 def gains(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, np.ndarray]:
-    """By prompt, of each of its answers by number, what it gained in log-probability."""
+    """Gain in log-probability of each answer, by prompt."""
     both = before.merge(after, on=["prompt_id", "sample"], suffixes=("", "_after")).sort_values("sample")
     return {str(name): (its.trainer_after - its.trainer).to_numpy() for name, its in both.groupby("prompt_id")}
 
 
 async def advantages(context: "CheckContext") -> str:
-    """After one update by the run's own loss and optimizer, the right answer gained, and most."""
+    """Gain of the right answer after one update by the run's own loss and optimizer."""
     actors, bandit = context.actors, await context.bandit()
     if not bandit.batch.has_signal:
         raise CheckSkipped(f"{context.checked.config.algorithm.name} makes no advantages of rewards")

@@ -47,7 +47,7 @@ CONSTANTS = ("0", "1", "-1", "nan", "True", "yes", "[]", "{}")
 
 @dataclass(frozen=True)
 class Earned:
-    """Of each kind of answer, what it earned at each prompt where it is not the right one by chance; by kind."""
+    """Rewards by kind of answer at each prompt where it is not the right one by chance."""
 
     by_kind: dict[str, list[float]]
     shown: dict[str, str]
@@ -75,7 +75,10 @@ class Earned:
 
 
 async def probe_rewards(checked: Checked) -> Earned:
-    """Errors: CheckSkipped where no answer can be made up; CheckFailed if right answers cannot be scored."""
+    """Rewards of right and of worthless answers.
+
+    Errors: CheckSkipped where no answer can be made up; CheckFailed if right answers cannot be scored.
+    """
     config = checked.config
     _check_probed(checked)
     prompts = list(islice(PromptStream(checked.task, config.run.seed), _PROMPTS))

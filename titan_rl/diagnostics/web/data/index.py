@@ -52,7 +52,7 @@ Stamp = tuple[int, int] | None
 
 @dataclass(frozen=True)
 class Page:
-    """What is shown of a selection."""
+    """Page of a selection."""
 
     rows: list[dict[str, Any]]
     count: int
@@ -84,7 +84,7 @@ class RolloutIndex:
         """Whether all files of the beginning are in it."""
 
     def refresh(self) -> bool:
-        """Whether anything is new."""
+        """Index new files. Returns whether anything is new."""
         if not self._refreshing.acquire(blocking=False):
             return False
         try:
@@ -195,7 +195,7 @@ class RolloutIndex:
         return Page(_rows(cursor.execute(query, [*values, count, first])), total, reward, length)
 
     def group(self, step: int, prompt_id: str) -> list[dict[str, Any]]:
-        """All answers to a prompt in a step, the best first, each as far as it is searched."""
+        """Answers to a prompt in a step, the best first, with the indexed fields."""
         columns = ", ".join(f"{sql} as {name}" for name, sql in (COLUMNS | _WHOLE).items())
         query = (
             f"select {columns} from rollouts left join reasons using (prompt_id, sample) "
@@ -204,7 +204,7 @@ class RolloutIndex:
         return _rows(self._db.cursor().execute(query, [step, prompt_id]))
 
     def choices(self, name: str) -> list[str]:
-        """What there is of ``status``, ``task`` or ``why``."""
+        """Distinct values of ``status``, ``task`` or ``why``."""
         assert name in ("status", "task", "why")
         source = "reasons" if name == "why" else "rollouts"
         rows = self._db.cursor().execute(

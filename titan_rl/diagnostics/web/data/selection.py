@@ -82,7 +82,7 @@ class Selection:
         return GROUP_COLUMNS if self.by_group else COLUMNS
 
     def order(self) -> str:
-        """Of ``columns``. Errors: KeyError."""
+        """Order clause of ``columns``. Errors: KeyError."""
         way, column = "desc" if self.descending else "asc", self.columns[self.sort]
         if self.by_group:
             return f"{column} {way} nulls last, step desc, prompt_id"
@@ -90,7 +90,7 @@ class Selection:
         return f"{column} {way} nulls last, {ties}step desc, prompt_id, sample"
 
     def as_query(self) -> dict[str, str]:
-        """What is not as in a new one, as parameters of an address."""
+        """Query parameters of all fields that differ from the defaults."""
         query = {name: getattr(self, name) for name in ("text", "status", "task", "outcome") if getattr(self, name)}
         for name, ends in self.ranges.items():
             query |= {
@@ -104,7 +104,7 @@ class Selection:
 
 
 def selection_of(query: Mapping[str, str]) -> Selection:
-    """The one with these parameters; what is none of ours, or no number, is passed over."""
+    """Selection of these query parameters; unknown ones, and values that are no numbers, are ignored."""
     ends = {name: (_number(query.get(f"least_{name}")), _number(query.get(f"most_{name}"))) for name in RANGES}
     selection = Selection(
         text=query.get("text", ""),
@@ -121,7 +121,7 @@ def selection_of(query: Mapping[str, str]) -> Selection:
 
 
 def whole_number(query: Mapping[str, str], name: str) -> int | None:
-    """What a parameter says; None for what is no number, or has more digits than one of ours."""
+    """Integer of a parameter; None for anything else, or for too many digits."""
     text = query.get(name, "")
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 

@@ -29,7 +29,7 @@ _FEW_LANES, _MOST_LANES = 4, 64
 
 
 def window(spans: Sequence[ActorSpan]) -> tuple[float, float]:
-    """From when to when, Unix seconds: what the controller did of it, to the end of all."""
+    """Window of a step in Unix seconds: from the controller's first span to the end of all."""
     own = [span for span in spans if span.actor == "controller"] or list(spans)
     return min(span.begin for span in own), max(span.begin + span.seconds for span in spans)
 
@@ -46,7 +46,7 @@ def busy_share(spans: Iterable[ActorSpan], begin: float, end: float) -> float:
 
 
 def draw(spans: Sequence[ActorSpan]) -> str:
-    """Of one step or a few that follow each other; empty without spans."""
+    """Timeline of one or more consecutive steps; empty without spans."""
     if not spans:
         return ""
     begin, end = window(spans)

@@ -25,7 +25,7 @@ _FULL = {"disagreement": 0.1, "logprob": 5.0}
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known of each token of a rollout."""
+    """Tokens of a rollout with their recorded values."""
 
     rollout: Rollout
     pieces_T: list[str]
@@ -55,7 +55,7 @@ class Tokens:
     # drawing
 
     def html(self, by: str, first: int = 0) -> str:
-        """``by``: one of COLOURS; at most MOST_TOKENS from the ``first`` on."""
+        """Tokens as HTML. ``by``: one of COLOURS; at most MOST_TOKENS from the ``first`` on."""
         last = min(first + MOST_TOKENS, len(self.pieces_T))
         view = TokenView(self.rollout, self.pieces_T)
         return f'<div class="tok">{"".join(self._span(view, place, by) for place in range(first, last))}</div>'

@@ -18,7 +18,7 @@ _MOST = 128
 
 
 async def open_group(run: Watched, row: dict[str, Any], closed: Callable[[], None] = lambda: None) -> None:
-    """``row``: with its step and prompt_id."""
+    """Dialog with one group. ``row``: with its step and prompt_id."""
     try:
         step, prompt_id = int(row["step"]), str(row["prompt_id"])
     except (KeyError, ValueError, TypeError):
@@ -59,7 +59,7 @@ def summary(members: list[dict[str, Any]]) -> str:
 
 
 def card(member: dict[str, Any]) -> str:
-    """One answer, as HTML."""
+    """Answer as HTML."""
     reward = "" if member["reward"] is None else f"{member['reward']:.3f}"
     is_right = member["true_reward"] is not None and correct(member["true_reward"])
     facts = [f"{member['length']} tokens" if member["length"] is not None else "", str(member["status"] or "")]

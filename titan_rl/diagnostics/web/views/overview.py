@@ -25,7 +25,7 @@ Curves = dict[str, Points]
 
 
 class Overview:
-    """Of one browser's page. Panels are those of the metrics that are there, and follow them."""
+    """Overview of one browser page. Panels are those of the metrics that are there, and follow them."""
 
     def __init__(self, run: Watched, beside: list[Watched]) -> None:
         """``beside``: other runs, whose curves are drawn, too."""
@@ -39,7 +39,7 @@ class Overview:
         ui.timer(_SECONDS, self.draw)
 
     def draw(self) -> None:
-        """What is new, if anything is."""
+        """Draw new records, if there are any."""
         records = [one.records() for one in self.runs]
         state = [its[-1:] for its in records]
         if self.drawn == state:
@@ -81,7 +81,7 @@ class Overview:
 
 
 def options(panel: Panel, runs: list[Watched], all_curves: list[Curves]) -> dict[str, Any]:
-    """Of a chart, as ECharts has them."""
+    """ECharts options of a chart."""
     series = list(_series(panel, runs, all_curves))
     label = {"color": _SOFT, "hideOverlap": True}
     axis = {"axisLabel": label, "nameTextStyle": {"color": _SOFT}, "axisTick": {"show": False}}

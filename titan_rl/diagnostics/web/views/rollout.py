@@ -16,7 +16,7 @@ _MOST_CALLS = 200
 
 
 async def open_sheet(run: Watched, row: dict[str, Any], closed: Callable[[], None] = lambda: None) -> None:
-    """``row``: as the table has it. ``closed``: is called when the sheet is."""
+    """Dialog with one rollout. ``row``: as the table has it. ``closed``: is called when the sheet is."""
     try:
         name = int(row["step"]), str(row["prompt_id"]), int(row["sample"])
         shown = await nicegui_run.io_bound(run.tokens, *name)

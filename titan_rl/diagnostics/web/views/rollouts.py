@@ -53,7 +53,7 @@ def _columns(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 class RolloutsView:
-    """Of one browser's page."""
+    """Table of rollouts on one browser page."""
 
     def __init__(self, run: Watched, query: Mapping[str, str], moved: Callable[[dict[str, str]], None]) -> None:
         """``query``: parameters of the address. ``moved``: is told them when they are others."""

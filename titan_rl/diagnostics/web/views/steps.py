@@ -22,7 +22,7 @@ _LOOK = 2.0
 
 
 class StepsView:
-    """Goes on with a run whose newest step it shows, and stays at a step that was asked for."""
+    """Timeline view; follows the newest step, or stays at a chosen one."""
 
     def __init__(self, run: Watched, query: Mapping[str, str], moved: Callable[[dict[str, str]], None]) -> None:
         """``query``: parameters of the address. ``moved``: is told them when they are others."""
