@@ -157,7 +157,7 @@ def test_updates_are_of_the_doctors_size_and_are_taken_back(model, tables):
         told = []
         for _ in range(3):
             one = await batch_of(actors)
-            async with actors.taken_back():
+            async with actors.rolled_back():
                 read = await one.move(actors)
                 gains = bandit.gains(read.tokens, (await actors.read(one.batch)).tokens)
                 assert await actors.ask_trainer(probes.learned_digests) != before

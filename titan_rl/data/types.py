@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from titan_rl.data.fast_pickle import OnePiece
+from titan_rl.data.fast_pickle import FastPickle
 from titan_rl.data.spans import Span
 
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
@@ -117,7 +117,7 @@ class RequestRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Completion(OnePiece):
+class Completion(FastPickle):
     """Answer of a generator to one seed of a request."""
 
     tokens: np.ndarray
@@ -186,7 +186,7 @@ class Rollout:
 
 
 @dataclass
-class Group(OnePiece):
+class Group(FastPickle):
     """The samples of one prompt."""
 
     prompt_id: str

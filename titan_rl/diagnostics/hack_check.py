@@ -29,7 +29,7 @@ def check_run(root: Path) -> dict:
         raise ConfigError(f"{root} is a run on data.file, which samples no answers: it has no reward to be gamed")
     records = [record for record in read_metrics(root) if "reward" in record]
     if not records:
-        raise ConfigError(f"{root} tells of no step: give a run directory, such as runs/quickstart-<date>-<time>")
+        raise ConfigError(f"{root} has no recorded step: give a run directory, such as runs/quickstart-<date>-<time>")
     windows = {
         name: (_mean(records[:WINDOW], name), _mean(records[-WINDOW:], name))
         for name in _COLUMNS

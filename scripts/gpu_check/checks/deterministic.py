@@ -15,12 +15,12 @@ def gradient(trainer: DirectTrainer, rows: list[Row]) -> torch.Tensor:
     learner = trainer.learner
     learner.optimizer.zero_grad()
     learner.forward_backward(rows)
-    flat = [_whole(parameter.grad).flatten().float().cpu() for parameter in learner.model_parts[0].parameters()]
+    flat = [_full_tensor(parameter.grad).flatten().float().cpu() for parameter in learner.model_parts[0].parameters()]
     learner.optimizer.zero_grad()
     return torch.cat(flat)
 
 
-def _whole(gradient: torch.Tensor | None) -> torch.Tensor:
+def _full_tensor(gradient: torch.Tensor | None) -> torch.Tensor:
     assert isinstance(gradient, DTensor), "FSDP shards every parameter, and each takes part"
     return gradient.full_tensor()
 

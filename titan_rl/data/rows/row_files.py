@@ -120,7 +120,7 @@ def _read_directory(path: Path) -> Iterator[RawRow]:
         try:
             check_file(file)
             with pa.memory_map(str(file)) as source:
-                tables.append(_whole(file, pa.ipc.open_stream(source)))
+                tables.append(_as_table(file, pa.ipc.open_stream(source)))
         except RefusedFile:
             raise
         except (pa.ArrowException, ValueError) as error:
@@ -128,7 +128,7 @@ def _read_directory(path: Path) -> Iterator[RawRow]:
     yield from _plain_rows(path, (row for table in tables for row in _rows(path, table)))
 
 
-def _whole(file: Path, batches: Any) -> Any:
+def _as_table(file: Path, batches: Any) -> Any:
     """Of an Arrow stream's batches, a table. Errors: RefusedFile."""
     import pyarrow as pa
 

@@ -71,13 +71,13 @@ def render_with_tools(tokenizer: Tokenizer, messages: list[Message], tools: Tool
     """
     if not tools:
         return render(tokenizer, messages, **options)
-    if tells_of_tools(tokenizer):
+    if renders_tools(tokenizer):
         return render(tokenizer, messages, tools=list(tools), **options)
     return render(tokenizer, with_tools(messages, tools), **options)
 
 
 @lru_cache(maxsize=8)
-def tells_of_tools(tokenizer: Tokenizer) -> bool:
+def renders_tools(tokenizer: Tokenizer) -> bool:
     """Whether the chat template writes out the tools that it is given."""
     mark = "tool-mark"
     schema = {"name": mark, "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -88,7 +88,7 @@ def tells_of_tools(tokenizer: Tokenizer) -> bool:
 
 
 @lru_cache(maxsize=256)
-def left_out(tokenizer: Tokenizer, roles: tuple[str, ...]) -> int | None:
+def first_unrendered(tokenizer: Tokenizer, roles: tuple[str, ...]) -> int | None:
     """Index of the first of these messages that is missing from the rendering, an assistant's excepted.
 
     Errors: ConfigError if it refuses them.
@@ -145,14 +145,14 @@ def reply_template(tokenizer: Tokenizer, role: str = "user", count: int = 1, too
 @lru_cache(maxsize=256)
 def _reply_template(tokenizer: Tokenizer, role: str, count: int, tools: str) -> ReplyTemplate:
     try:
-        return _found(tokenizer, role, count, json.loads(tools))
+        return _find_template(tokenizer, role, count, json.loads(tools))
     except ConfigError:
         if role == "user":
             raise
-        return _found(tokenizer, "user", count, json.loads(tools))
+        return _find_template(tokenizer, "user", count, json.loads(tools))
 
 
-def _found(tokenizer: Tokenizer, role: str, count: int, tools: Tools) -> ReplyTemplate:
+def _find_template(tokenizer: Tokenizer, role: str, count: int, tools: Tools) -> ReplyTemplate:
     def rendered_with(replies: list[str]) -> str:
         conversation = [message("user", ASKED), message("assistant", ANSWER)]
         reply_messages = [message(role, reply) for reply in replies]

@@ -11,11 +11,11 @@ from titan_rl.config.sections.kinds import Style
 from titan_rl.data.text.chat_template import (
     ANSWER,
     ASKED,
-    left_out,
+    first_unrendered,
     message,
     render,
+    renders_tools,
     reply_template,
-    tells_of_tools,
 )
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.endings import NO_END, end_of_answer, written_answer
@@ -103,7 +103,7 @@ _NO_TEMPLATE_FOR_ROWS = (
 def _check_kwargs(tokenizer: Tokenizer) -> None:
     kwargs = set(text_settings(tokenizer).template_kwargs)
     if own := sorted(kwargs & _OF_TRANSFORMERS):
-        raise ConfigError(f"model.chat_template_kwargs.{own[0]} is told by the run itself: leave it out")
+        raise ConfigError(f"model.chat_template_kwargs.{own[0]} is set by the run: leave it out")
     if unread := sorted(kwargs - (switches := _switches(tokenizer))):
         raise ConfigError(
             f"model.chat_template_kwargs.{unread[0]}: the model's chat template does not read it; it reads "
@@ -149,7 +149,7 @@ def _check_question(tokenizer: Tokenizer) -> None:
     question = [message("user", ASKED)]
     first, *others = (render(tokenizer, question) for _ in range(_RENDERINGS))
     if ASKED not in first.casefold():
-        raise ConfigError("the model's chat template does not show what a user says: take another")
+        raise ConfigError("the model's chat template does not render a user's message: take another")
     if any(other != first for other in others):
         raise ConfigError("the model's chat template writes the same question otherwise each time: take another")
     bare = render(tokenizer, question, add_generation_prompt=False)
@@ -229,7 +229,7 @@ def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, str]:
         "the template ends an answer with": shown([] if end is None else [end]),
         "an answer is asked for with": rendered.rpartition(ASKED)[2],
         "system messages": "shown" if _shows_system(tokenizer) else "not shown",
-        "tools": "in the template" if tells_of_tools(tokenizer) else "in the system message",
+        "tools": "in the template" if renders_tools(tokenizer) else "in the system message",
         "date": settings.date if _writes_date(tokenizer) else "not written",
     }
     return facts | ({"switches": ", ".join(sorted(names))} if (names := _switches(tokenizer)) else {})
@@ -237,6 +237,6 @@ def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, str]:
 
 def _shows_system(tokenizer: Tokenizer) -> bool:
     try:
-        return left_out(tokenizer, ("system", "user")) is None
+        return first_unrendered(tokenizer, ("system", "user")) is None
     except ConfigError:
         return False

@@ -20,7 +20,7 @@ from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.text.chat_template import (
     REPLY,
     Tools,
-    left_out,
+    first_unrendered,
     message,
     render_with_tools,
     reply_template,
@@ -70,7 +70,7 @@ def check_roles(tokenizer: Tokenizer, messages: list[Message], tools: Tools = ()
     roles = tuple(each["role"] for each in messages)
     if tools and "tool" in roles:
         return  # the template's variant for tools shows them (reply_template)
-    if (number := left_out(tokenizer, roles)) is not None:
+    if (number := first_unrendered(tokenizer, roles)) is not None:
         mend = "leave task.system_prompt and" if roles[number] == "system" else "leave"
         raise ConfigError(
             f"the model's chat template has no place for a {roles[number]} message at place {number + 1} of "

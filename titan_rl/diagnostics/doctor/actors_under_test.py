@@ -72,7 +72,7 @@ def sample_of(prompt: np.ndarray, completion: Completion, prompt_id: str, number
 
 class ActorsUnderTest:
     """Started actors of a run, as an async context manager. Errors of what is asked: what an actor raises; ActorFault;
-    CheckFailed for a loss or a gradient that is no number."""
+    CheckFailed for a loss or a gradient that is NaN or Inf."""
 
     def __init__(self, checked: Checked, folder: Path) -> None:
         """``folder``: of the doctor's own."""
@@ -80,12 +80,12 @@ class ActorsUnderTest:
         self.checked = replace(checked, config=replace(checked.config, recovery=recovery))
         self.config, self.folder = self.checked.config, folder
         self.layout: Layout = checked.titan.layout
-        self.said: list[str] = []
-        """What the mesh told, of deaths and repairs."""
+        self.messages: list[str] = []
+        """Log lines of the mesh, of deaths and repairs."""
         self.version = self.step = -1
         """Of the weights that generators have; of the trainer's updates."""
         self.stream = PromptStream(checked.task, self.config.run.seed)
-        self._num_asked = 0
+        self._num_requests = 0
 
     async def __aenter__(self) -> "ActorsUnderTest":
         run_dir = RunDir(self.folder)
@@ -93,7 +93,7 @@ class ActorsUnderTest:
         parts = frozenset({"trainer"}) if self.config.data.file else ALL_PARTS
         logs = self.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        self._actors = Actors(self.checked, self.path, parts, say=self.said.append, logs=logs)
+        self._actors = Actors(self.checked, self.path, parts, say=self.messages.append, logs=logs)
         await self._actors.__aenter__()
         self.meshes, self.trainer = self._actors.meshes, self._actors.meshes.trainer
         self.parts = parts
@@ -150,8 +150,8 @@ class ActorsUnderTest:
 
     async def complete(self, tokens: np.ndarray, count: int, most: int, name: str = "") -> list[Completion]:
         """Answers of an engine to tokens, by ``count`` seeds at the run's temperature; the same ones for a ``name``."""
-        self._num_asked += not name
-        label = name or str(self._num_asked)
+        self._num_requests += not name
+        label = name or str(self._num_requests)
         seeds = [named_seed(self.config.run.seed, f"doctor {label}", number) for number in range(count)]
         room = min(most, self.meshes.max_tokens - len(tokens))
         return await self.meshes.dispatcher.complete(Request(tokens, seeds, room, self.config.rollout.temperature))
@@ -184,7 +184,7 @@ class ActorsUnderTest:
         """The trainer's own forward and backward; its gradients stay until the next."""
         metrics = await self.trainer.forward_backward(batch)
         if isinstance(metrics, BadNumbers):
-            raise CheckFailed("the loss or its gradient is no number", str(metrics))
+            raise CheckFailed("the loss or its gradient is NaN or Inf", str(metrics))
         numbers = list(range(len(batch.rows)))
         answers = await self.ask_trainer(lambda learner: (learner.share(numbers), learner.logprobs()))
         by_row = {}
@@ -194,7 +194,7 @@ class ActorsUnderTest:
         return Reading(batch, metrics, token_table(batch, by_row))
 
     @asynccontextmanager
-    async def taken_back(self) -> AsyncIterator[None]:
+    async def rolled_back(self) -> AsyncIterator[None]:
         """Whatever is trained and synced inside is undone at its end: each check finds the run's first weights, with an
         optimizer and a schedule that have made no update."""
         version = self.version

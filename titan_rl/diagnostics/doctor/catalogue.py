@@ -13,7 +13,7 @@ CHECKS = (
         name="reward-signal",
         about="the reward tells right answers from wrong ones",
         mend="Look at task.reward (or task.rewards, task.scoring) with a right answer and a wrong one in hand",
-        run=rewards.tells_apart,
+        run=rewards.signal,
     ),
     Check(
         name="reward-form",
@@ -146,7 +146,7 @@ CHECKS = (
     ),
     Check(
         name="cache",
-        about="a prompt that was asked before an update is answered by the weights after it",
+        about="a prompt that was sampled before an update is answered by the weights after it",
         mend="Reset the prefix cache with every version, or salt it with one",
         run=weights.cache,
         needs=_ALL,
@@ -154,7 +154,7 @@ CHECKS = (
     ),
     Check(
         name="reference",
-        about="models that never learn stay as they are",
+        about="frozen models stay unchanged",
         mend="Keep reference and teacher out of the optimizer, and their memory apart from the policy's",
         run=weights.reference,
         needs=_ALL,
@@ -163,7 +163,7 @@ CHECKS = (
     Check(
         name="memory",
         about="the run fits into memory, as planned and as measured",
-        mend="Take a smaller model, [lora], or recovery.snapshot_every = 0; `titan-rl plan` tells who holds what",
+        mend="Take a smaller model, [lora], or recovery.snapshot_every = 0; `titan-rl plan` shows memory by process",
         run=machinery.memory,
         needs=_TRAINER,
     ),

@@ -16,7 +16,7 @@ from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.records.metrics import UPDATE_LEFT_OUT, mean_metrics, read_metrics
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.rollouts import has_rollouts, read_rollouts
-from titan_rl.records.steps.skipped_rows import LeftOutRows
+from titan_rl.records.steps.skipped_rows import SkippedRows
 
 NOTHING = math.nan
 """The loss of a step whose update was left out."""
@@ -51,7 +51,7 @@ class DataReplay:
 
     def __init__(self, run_dir: RunDir, checked: Checked) -> None:
         assert checked.dataset is not None, "a run with a dataset alone is replayed so (steps_of_replay)"
-        left_out = LeftOutRows(run_dir.left_out_rows)
+        left_out = SkippedRows(run_dir.left_out_rows)
         parts = checked.config, checked.algorithm, checked.titan.layout, checked.dataset
         self._steps = DataSteps(*parts, is_left_out=left_out.is_out)
 

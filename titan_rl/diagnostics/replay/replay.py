@@ -160,7 +160,7 @@ def _check_readable(plan: Plan) -> None:
             raise ConfigError(f"{error}; replay the steps before it, or those after it from a checkpoint") from None
 
 
-def _kept(plan: Plan) -> tuple[Path | None, str]:
+def _own_checkpoint(plan: Plan) -> tuple[Path | None, str]:
     """The run's own checkpoint of the last step if it can be compared with, or else why not. Errors: ConfigError."""
     folder = _folder(plan.run_dir)
     if plan.last not in folder.steps():
@@ -225,7 +225,7 @@ def replay(root: Path, first: int, last: int, *, as_json: bool, folders: Sequenc
 
     plan = plan_replay(root, first, last, folders, print_line)
     report = _Report(plan, print_line)
-    own_checkpoint, why_not = _kept(plan)
+    own_checkpoint, why_not = _own_checkpoint(plan)
     began = str(plan.checkpoint) if plan.checkpoint else "the base model"
     print_line(f"from {began}, steps {plan.first} to {plan.last}: recorded -> replayed")
     with tempfile.TemporaryDirectory(prefix="titan_rl_replay_") as scratch:

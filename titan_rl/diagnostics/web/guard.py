@@ -19,7 +19,7 @@ _HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
 ]
-_NO = b"403: open the address that titan-rl watch printed; the secret in it is asked for\n"
+_NO = b"403: open the address that titan-rl watch printed; requests need the secret in it\n"
 
 
 class Guard:

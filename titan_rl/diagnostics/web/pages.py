@@ -34,7 +34,7 @@ class Pages:
             self._top()
         self.body = ui.column().classes("page")
         self.show(self.view, query)
-        ui.timer(2.0, self._tell_state)
+        ui.timer(2.0, self._show_state)
 
     def _top(self) -> None:
         ui.label("titan_rl").classes("brand")
@@ -46,7 +46,7 @@ class Pages:
         else:
             ui.label(self.run.name).classes("soft")
         self.state = ui.label()
-        self._tell_state()
+        self._show_state()
         ui.element("div").classes("grow")
         with ui.element("nav").classes("nav"):
             self.buttons = {name: self._button(name, title) for name, title in _VIEWS.items()}
@@ -65,10 +65,10 @@ class Pages:
 
     def _choose(self, number: int) -> None:
         self.run = self.runs[number]
-        self._tell_state()
+        self._show_state()
         self.show(self.view)
 
-    def _tell_state(self) -> None:
+    def _show_state(self) -> None:
         state, detail = state_of(self.run.run_dir)
         self.state.set_text(f"{state}: {detail}")
         self.state.classes(replace=f"pill {state}")

@@ -51,7 +51,7 @@ def _is_often_wrong(records: Records) -> bool:
     return accuracy is not None and accuracy < OFTEN_WRONG
 
 
-def _entropy_gone(records: Records) -> str:
+def _entropy_collapse(records: Records) -> str:
     entropy = change(records, "entropy")
     if entropy is None or entropy.last >= LITTLE_ENTROPY or not _is_often_wrong(records):
         return ""
@@ -101,7 +101,7 @@ def _straggler(records: Records) -> str:
 
 LOOKS = {
     "agreement_drift": _agreement_drift,
-    "entropy_gone": _entropy_gone,
+    "entropy_gone": _entropy_collapse,
     "no_signal": _no_signal,
     "slow_steps": _slow_steps,
     "straggler": _straggler,

@@ -184,14 +184,14 @@ def _checked_state(content: Any, step: int) -> ControllerState:
         where = ".".join(map(str, first["loc"])) or "state"
         raise ValueError(f"its {_STATE} says {where} = {first['input']!r:.60}: {first['msg']}") from None
     before = state.held_out_before or {"correct": 0, "count": 1}
-    if not (_whole(before, "count") > 0 and 0 <= _whole(before, "correct") <= before["count"]):
+    if not (_integer(before, "count") > 0 and 0 <= _integer(before, "correct") <= before["count"]):
         raise ValueError(f"its {_STATE} says held_out_before = {before!r:.60}")
     if state.step != step:
         raise ValueError(f"its {_STATE} is of step {state.step}")
     return state
 
 
-def _whole(values: dict[str, Any], name: str) -> int:
+def _integer(values: dict[str, Any], name: str) -> int:
     """-1 for what is no whole number."""
     return value if type(value := values.get(name)) is int else -1
 

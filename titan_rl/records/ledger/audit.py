@@ -331,7 +331,7 @@ def _sample_differences(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...
                 continue
             seen.add(sample)
             if (expected := prompt.row(sample)) != tuple(row):
-                yield f"{name} sample {sample} was changed: its row says {_told(row)}, the entries {_told(expected)}"
+                yield f"{name} sample {sample} was changed: its row says {_text(row)}, the entries {_text(expected)}"
         if prompt is not None:
             prompt.has_rows = True
             yield from _missing_samples(name, prompt, seen)
@@ -346,7 +346,7 @@ def _missing_samples(name: str, prompt: Proved, seen: set[int]) -> Iterator[str]
         yield from (f"{name} sample {sample} is missing: its row was deleted" for sample in missing)
 
 
-def _told(row: Iterable) -> str:
+def _text(row: Iterable) -> str:
     """``trained at step 3``, ``discarded at step 3 (timeout)``."""
     state, step, reason = row
     return f"{state}{'' if step is None else f' at step {step}'}{'' if reason is None else f' ({reason})'}"

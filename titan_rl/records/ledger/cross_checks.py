@@ -27,7 +27,7 @@ Sample = tuple[str, int]
 def contradictions(root: Path) -> list[str]:
     """Contradictions between a run directory and its ledger, a line each; empty without one, or without a ledger."""
     unreadable, recorded = _recorded(root)
-    last_steps = _last_told(root)
+    last_steps = _last_steps(root)
     try:
         return unreadable + read(RunDir(root).ledger, lambda connection: _against(connection, recorded, last_steps))
     except UnreadableLedger:  # told by whoever asks for its flaws
@@ -43,7 +43,7 @@ def _against(connection: sqlite3.Connection, recorded: dict[int, set[Sample]], l
         elif step > last + 1:  # the one after the last may be in training, or have been when the run ended
             problems.append(f"rollouts of step {step} are recorded, but the ledger ends at step {last}")
     return problems + [
-        f"{what} tells of step {step}, but the ledger ends at step {last}: its end was cut off, or lost with the power"
+        f"{what} has step {step}, but the ledger ends at step {last}: its end was truncated, or lost in a power failure"
         for what, step in last_steps.items()
         if step > last
     ]
@@ -63,7 +63,7 @@ def _recorded(root: Path) -> tuple[list[str], dict[int, set[Sample]]]:
     return cannot, recorded
 
 
-def _last_told(root: Path) -> dict[str, int]:
+def _last_steps(root: Path) -> dict[str, int]:
     metrics = [int(record["step"]) for record in read_metrics(root) if "reward" in record]
     checkpoints = CheckpointFolder(RunDir(root).checkpoints, 1).steps()
     return {"metrics.jsonl": max(metrics, default=0), "a checkpoint": max(checkpoints, default=0)}

@@ -53,7 +53,7 @@ class RunDir:
         self.pass_rates = root / "pass_rates.jsonl"
         """What the samples of each class of prompts came to, for the curriculum."""
         self.left_out_rows = root / "left_out_rows.jsonl"
-        """Rows of data that are not trained on, and why (left_out.py)."""
+        """Rows of data that are not trained on, and why (skipped_rows.py)."""
         self.summary = root / "summary.json"
         self.curves = root / "curves.png"
         self.log = root / "log.txt"
@@ -93,7 +93,7 @@ class RunDir:
 
     def write_config(self, resolved: dict[str, Any], earlier_until: int) -> None:
         """Write the resolved configuration, and archive the one before, as ``open`` does. Errors: OSError."""
-        archived = self._kept_until(earlier_until)
+        archived = self._archive_of(earlier_until)
         if earlier_until and not archived.exists():  # else no step was trained under the one that is there
             self.earlier.mkdir(exist_ok=True)
             self.config.replace(archived)
@@ -102,9 +102,9 @@ class RunDir:
     def config_of(self, step: int) -> Path:
         """The configuration that a step was trained under, which a resumed run may have changed after it."""
         ends = steps_of(path.stem for path in self.earlier.glob("step-*.json"))
-        return next((self._kept_until(until) for until in ends if until >= step), self.config)
+        return next((self._archive_of(until) for until in ends if until >= step), self.config)
 
-    def _kept_until(self, step: int) -> Path:
+    def _archive_of(self, step: int) -> Path:
         """The configuration that was the run's until then."""
         return self.earlier / f"{step_name(step)}.json"
 

@@ -202,7 +202,7 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
         raise ValueError(f"{name} lacks a value")
     parts = (rollout.tokens, rollout.provenance, rollout.logprobs, rollout.versions)
     if not length or any(part.shape != (length,) for part in parts):
-        raise ValueError(f"{name} has {', '.join(map(str, map(np.size, parts)))} values where one a token is wanted")
+        raise ValueError(f"{name} has {', '.join(map(str, map(np.size, parts)))} values, not one a token")
     if rollout.status not in get_args(Status) or not set(rollout.provenance.tolist()) <= set(Provenance):
         raise ValueError(f"{name} has a status or a provenance that there is not")
     _check_branches(name, rollout)

@@ -17,16 +17,16 @@ from titan_rl.data.rows.datasets import TooLong
 from titan_rl.data.storage.files import LineFile, replace_text
 
 
-class LeftOutRows:
+class SkippedRows:
     """Owns the record: nobody else writes it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._from_step: dict[str, int] = {}
         for record in _read(path):
-            self._note(record["row"], record["from_step"])
+            self._record_step(record["row"], record["from_step"])
 
-    def _note(self, row: str, step: int) -> None:
+    def _record_step(self, row: str, step: int) -> None:
         self._from_step[row] = min(step, self._from_step.get(row, step))
 
     def is_out(self, row: str, step: int) -> bool:
@@ -44,7 +44,7 @@ class LeftOutRows:
         try:
             for row, reason in why.items():
                 file.write(json.dumps({"row": row, "why": reason, "from_step": step}))
-                self._note(row, step)
+                self._record_step(row, step)
         finally:
             file.close()
 

@@ -79,7 +79,7 @@ def _measure(address: str, count: int, pictures: Path) -> list[dict[str, Any]]:
         page.get_by_text("disagreement", exact=True).last.click()
         page.wait_for_selector(".tok-down")
         page.screenshot(path=pictures / "rollout-disagreement.png")
-        errors, elsewhere = list(page.told), list(page.elsewhere)
+        errors, elsewhere = list(page.errors), list(page.elsewhere)
     for dark in (False, True):
         _photograph(address, pictures, dark)
     first = max(statistics.median(views[start : start + _REPEATS]) for start in range(0, len(views), _REPEATS))

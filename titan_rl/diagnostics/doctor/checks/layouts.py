@@ -39,7 +39,7 @@ async def layout(context: CheckContext) -> str:
 async def unweighed(context: CheckContext) -> str:
     """A token that weighs nothing makes nothing NaN, even if it has no log-probability."""
     if context.checked.algorithm.head == "value":
-        raise CheckSkipped("the model that learns gives values, not log-probabilities")
+        raise CheckSkipped("the trained model gives values, not log-probabilities")
     row = _row_of_two(_some_batch(context))
     nan_parts = sorted(
         {what for rank in await context.actors.ask_trainer(partial(probes.unweighed_nan, row=row)) for what in rank}

@@ -15,7 +15,7 @@ _SHOWN = 40
 READ_STRICTLY = "Compare the whole answer with the expected one, and read it strictly"
 
 
-async def tells_apart(context: CheckContext) -> str:
+async def signal(context: CheckContext) -> str:
     """A right answer earns more than any other, and not all earn the same."""
     earned = await context.earned()
     wrong = {kind: earned.mean(kind) for kind in earned.by_kind if kind != "right"}
@@ -27,7 +27,7 @@ async def tells_apart(context: CheckContext) -> str:
     if right <= lowest:
         kind = min(wrong, key=lambda kind: wrong[kind])
         raise CheckFailed(
-            "a right answer earns no more than others", f"it earns {right:g}, {_said(earned, kind)} {lowest:g}"
+            "a right answer earns no more than others", f"it earns {right:g}, {_named(earned, kind)} {lowest:g}"
         )
     return f"right answers earn {right:.3g}, others {lowest:.3g} to {max(wrong.values()):.3g}"
 
@@ -72,11 +72,11 @@ def _pays_little(earned: Earned, kinds: tuple[str, ...], problem: str) -> str:
         raise CheckSkipped("such answers are right by chance")
     kind = max(shares, key=lambda kind: shares[kind])
     if shares[kind] >= _PAYS:
-        evidence = f"{_said(earned, kind)} earns {earned.mean(kind):.3g}, where a right answer earns "
+        evidence = f"{_named(earned, kind)} earns {earned.mean(kind):.3g}, where a right answer earns "
         raise CheckFailed(problem, f"{evidence}{earned.mean('right'):.3g}")
-    return f"at most {shares[kind]:.2f} of a right answer's reward ({_said(earned, kind)})"
+    return f"at most {shares[kind]:.2f} of a right answer's reward ({_named(earned, kind)})"
 
 
-def _said(earned: Earned, kind: str) -> str:
+def _named(earned: Earned, kind: str) -> str:
     text = repr(earned.shown[kind])
     return f"{kind.partition(' ')[0] if kind.startswith('constant') else kind}: {text[:_SHOWN]}"

@@ -44,12 +44,12 @@ class Written:
             if [token for token in encoded[: len(first) + 1] if token in first] != first:
                 raise CheckFailed("a prompt does not begin once as the model's sequences do", self._shown(encoded))
             return
-        if self._has_control(messages) or (tools and not self._told(tools)):
+        if self._has_control(messages) or (tools and not self._rendered_tools(tools)):
             return  # text that is broken up, or tools that are told of otherwise
         expected = pieces.encode(self.tokenizer, self.rendered(messages, tools))
         self._compare("a prompt", encoded, expected)
 
-    def _told(self, tools: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    def _rendered_tools(self, tools: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         return tools if "tools" in str(self.tokenizer.chat_template) else ()
 
     def _has_control(self, messages: list[Message]) -> bool:
@@ -98,7 +98,7 @@ class Written:
         encoded, _ = turns.encode_reply(self.tokenizer, [reply], last, is_chat=True, tools=tools)
         conversation = [{"role": "user", "content": "1"}, {"role": "assistant", "content": _ANSWER}, reply]
         try:
-            behind = self.rendered(conversation, self._told(tools)).rpartition(_ANSWER)[2]
+            behind = self.rendered(conversation, self._rendered_tools(tools)).rpartition(_ANSWER)[2]
         except TemplateError:  # one without tools is told of a user's words
             return
         expected = pieces.encode(self.tokenizer, behind)

@@ -30,9 +30,7 @@ async def same_tokens(context: CheckContext) -> str:
             raise CheckFailed(f"verifier {number} has another tokenizer than the model", evidence)
     _check_prompts(context, await context.groups())
     await _check_count(context)
-    return (
-        f"{len(expected)} facts of the tokenizer, {len(await context.groups())} prompts, and what an engine was asked"
-    )
+    return f"{len(expected)} facts of the tokenizer, {len(await context.groups())} prompts, and the tokens of a request"
 
 
 def _check_prompts(context: CheckContext, groups: list[Group]) -> None:
@@ -45,7 +43,7 @@ def _check_prompts(context: CheckContext, groups: list[Group]) -> None:
         for rollout in group.rollouts:
             sent = rollout.tokens[: rollout.turns[0].start]
             if not np.array_equal(sent, prompt):
-                evidence = f"{group.prompt_id} was asked as {_short(sent.tolist())}, and is {_short(prompt.tolist())}"
+                evidence = f"{group.prompt_id} was sent as {_short(sent.tolist())}, and is {_short(prompt.tolist())}"
                 raise CheckFailed("a prompt reaches the generator as other tokens than it is written as", evidence)
 
 
@@ -56,7 +54,7 @@ async def _check_count(context: CheckContext) -> None:
     answers = await actors.complete(prompt_tokens, 4, 1)
     saw = sum(engine.num_prompt_tokens for engine in await actors.meshes.take_statistics())
     if saw != len(prompt_tokens) * len(answers):
-        evidence = f"{len(prompt_tokens)} tokens were asked, and it saw {saw / len(answers):g}"
+        evidence = f"{len(prompt_tokens)} tokens were sent, and the engine saw {saw / len(answers):g}"
         raise CheckFailed("the engine puts tokens before a prompt, or drops some", evidence)
 
 
@@ -85,7 +83,7 @@ async def trained_tokens(context: CheckContext) -> str:
     return f"{count} tokens of the model's, none of {others} of prompts, templates and tools"
 
 
-def wrote(rollout: Rollout) -> np.ndarray:
+def answer_mask(rollout: Rollout) -> np.ndarray:
     """Mask of the tokens inside answers: bool [T]."""
     mask = np.zeros(len(rollout.tokens), bool)
     for turn in rollout.turns:
@@ -97,7 +95,7 @@ def _check_rollout(rollout: Rollout) -> None:
     if rollout.branches:
         return
     marked = rollout.provenance == Provenance.MODEL
-    if (unlike := np.flatnonzero(marked != wrote(rollout))).size:
+    if (unlike := np.flatnonzero(marked != answer_mask(rollout))).size:
         place = int(unlike[0])
         what = "marked as the model's" if marked[place] else "not marked as the model's"
         evidence = (
@@ -119,8 +117,8 @@ def _check_rows(groups: list[Group], batch: Batch) -> None:
             trained = row.weight_S[begin:end] > 0
             targets[prompt_id, sample] += row.target_S[begin:end][trained].tolist()
     for key, rollout in rollouts.items():
-        if targets[key] != rollout.tokens[wrote(rollout)].tolist():
-            expected = rollout.tokens[wrote(rollout)].tolist()
+        if targets[key] != rollout.tokens[answer_mask(rollout)].tolist():
+            expected = rollout.tokens[answer_mask(rollout)].tolist()
             evidence = (
                 f"{key[0]} sample {key[1]}: the model wrote {_short(expected)}, trained are {_short(targets[key])}"
             )
@@ -167,7 +165,7 @@ def _check_end(tokens: np.ndarray, reason: str, stops: list[int], whose: str) ->
         evidence = (
             f"{whose} ended by itself, its last tokens are {tokens[-3:].tolist()}, and those that end are {stops}"
         )
-        raise CheckFailed("the token that ended an answer is not in it, so nobody learns to end", evidence)
+        raise CheckFailed("the token that ended an answer is not in it, so the end is never trained", evidence)
     if np.isin(tokens[:-1], stops).any():
         place = int(np.flatnonzero(np.isin(tokens[:-1], stops))[0])
         evidence = f"{whose} goes on after token {place}, which is {int(tokens[place])}"

@@ -57,7 +57,7 @@ async def loaded(context: CheckContext) -> str:
             f"{actors.path} holds weights that its index does not name", f"{stale}, which are not read here"
         )
     if context.checked.algorithm.head == "value" or context.checked.config.lora.adapter:
-        raise CheckSkipped("the model that learns is not the directory's alone: a head or an adapter is added")
+        raise CheckSkipped("the trained model is not the directory's alone: a head or an adapter is added")
     answers = await actors.ask_trainer(partial(probes.unlike_files, files=files))
     if unlike := sorted({name for _, names in answers for name in names}):
         evidence = f"{unlike[0]} is not what {files.get(unlike[0], 'the directory')} holds, and {len(unlike) - 1} more"
@@ -72,7 +72,7 @@ async def still(context: CheckContext) -> str:
     """Null update: a learning rate of 0, and the sync after it, change no bit of weights and answers."""
     actors, bandit = context.actors, await context.bandit()
     before, answers = await actors.ask_trainer(probes.learned_digests), await _answers(actors, bandit, "still")
-    async with actors.taken_back():
+    async with actors.rolled_back():
         await actors.read(bandit.batch)
         await actors.ask_trainer(partial(probes.take_rate, rate=0.0))
         await actors.update()
@@ -126,7 +126,7 @@ def _difference(answers: list[Completion], again: list[Completion]) -> float:
 async def sync(context: CheckContext) -> str:
     """After an update generators have the new weights, all of them, and say so."""
     actors, bandit = context.actors, await context.bandit()
-    async with actors.taken_back():
+    async with actors.rolled_back():
         return await _synced(context, actors, bandit)
 
 
@@ -169,7 +169,7 @@ async def cache(context: CheckContext) -> str:
     """A prompt that was asked before the update is answered by the weights that came after it."""
     actors, bandit = context.actors, await context.bandit()
     long = await _ask_long(actors, bandit.prompt)
-    async with actors.taken_back():
+    async with actors.rolled_back():
         await bandit.move(actors, FAR)
         await actors.sync()
         answers = await actors.complete(long, _SEEDS, _TOKENS)
@@ -195,7 +195,7 @@ async def reference(context: CheckContext) -> str:
     bandit = await context.bandit()
     if unlike := [answer for answer in await actors.ask_trainer(probes.other_temperatures) if answer]:
         raise CheckFailed("a model beside the policy has another temperature", unlike[0])
-    async with actors.taken_back():
+    async with actors.rolled_back():
         await bandit.move(actors)
         after = await _digests(actors)
     if moved := [name for name in before if before[name] != after[name]]:

@@ -113,7 +113,7 @@ def learned_digests(learner: "Learner") -> str:
     return hasher.hexdigest()
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Of all ranks together, which call this at the same time."""
     from torch.distributed.tensor import DTensor
 
@@ -124,7 +124,7 @@ def gradient_sizes(learner: "Learner") -> dict[str, float]:
     """The sum of the gradient's absolute values, of each parameter of this rank's stages, as clipping left it. All
     ranks call this together."""
     return {
-        name: float(_whole(parameter.grad.abs().sum()))
+        name: float(_full_tensor(parameter.grad.abs().sum()))
         for part in learner.model_parts
         for name, parameter in part.named_parameters()
         if parameter.grad is not None

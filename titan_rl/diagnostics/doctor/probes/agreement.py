@@ -44,7 +44,7 @@ def limits(generator_dtype: str, trainer_dtype: str) -> Limits:
 
 
 def difference(tokens: pd.DataFrame) -> np.ndarray:
-    """Generator less trainer, float64 [S]; what is no number is as far off as can be."""
+    """Generator less trainer, float64 [S]; NaN counts as the largest difference."""
     difference_S = tokens["generator"].to_numpy(np.float64) - tokens["trainer"].to_numpy(np.float64)
     return np.clip(np.nan_to_num(difference_S, nan=_CUT, posinf=_CUT, neginf=-_CUT), -_CUT, _CUT)
 

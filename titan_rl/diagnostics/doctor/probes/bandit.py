@@ -135,7 +135,7 @@ async def advantages(context: "CheckContext") -> str:
     actors, bandit = context.actors, await context.bandit()
     if not bandit.batch.has_signal:
         raise CheckSkipped(f"{context.checked.config.algorithm.name} makes no advantages of rewards")
-    async with actors.taken_back():
+    async with actors.rolled_back():
         before = await bandit.move(actors)
         gained, lines = gains(before.tokens, (await actors.read(bandit.batch)).tokens), []
     for (prompt_id, gain_N), right in zip(sorted(gained.items()), _RIGHT, strict=True):

@@ -64,7 +64,7 @@ class Earned:
         return [self.mean(kind) for kind in self.by_kind if kind != "right"]
 
     @property
-    def tells_apart(self) -> bool:
+    def has_signal(self) -> bool:
         """Whether a right answer earns more than some other."""
         return self.mean("right") > min(self.others, default=0.0)
 
@@ -91,7 +91,7 @@ async def probe_rewards(checked: Checked) -> Earned:
     await scorer.start()
     try:
         earned = await _earned(checked, scorer, prompts, right)
-        if config.task.scores_itself or len(right[0]) > 1 or earned.tells_apart:
+        if config.task.scores_itself or len(right[0]) > 1 or earned.has_signal:
             return earned
         return await _formed(checked, scorer, prompts, right, earned)
     finally:

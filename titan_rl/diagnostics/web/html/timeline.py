@@ -55,7 +55,7 @@ def draw(spans: Sequence[ActorSpan]) -> str:
 
 
 def _axis(seconds: float) -> str:
-    marks = (f'<span style="left:{25 * n}%">{_told(seconds * n / 4)}</span>' for n in range(5))
+    marks = (f'<span style="left:{25 * n}%">{_seconds(seconds * n / 4)}</span>' for n in range(5))
     return f'<div class="tl-row tl-axis"><div></div><div class="tl-track">{"".join(marks)}</div><div>busy</div></div>'
 
 
@@ -77,7 +77,7 @@ def _box(span: ActorSpan, lane: int, height: int, begin: float, end: float) -> s
     left = max(span.begin - begin, 0.0) / duration
     width = max(min(span.begin + span.seconds, end) - max(span.begin, begin), 0.0) / duration
     kind = _KINDS.get(span.name, "other")
-    title = f"{span.name}: {_told(span.seconds)}, from {_told(span.begin - begin)} on"
+    title = f"{span.name}: {_seconds(span.seconds)}, from {_seconds(span.begin - begin)} on"
     text = escape(span.name) if height >= 16 and width > 0.08 else ""
     style = f"left:{100 * left:.3f}%;width:{100 * width:.3f}%;top:{2 + lane * height}px;height:{height - 1}px"
     return f'<i class="tl-{kind}" style="{style}" title="{escape(title, quote=True)}">{text}</i>'
@@ -91,5 +91,5 @@ def _legend(spans: Iterable[ActorSpan]) -> str:
     return f'<div class="tl-legend">{"".join(items)}<b><i class="tl-gap"></i>nothing: a bubble</b></div>'
 
 
-def _told(seconds: float) -> str:
+def _seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{1000 * seconds:.0f} ms"

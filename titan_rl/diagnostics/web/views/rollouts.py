@@ -65,12 +65,12 @@ class RolloutsView:
         with ui.element("div").classes("card"):
             self._filters()
         with ui.element("div").classes("card"):
-            self.told = ui.label("reading the rollouts …").classes("soft")
+            self.summary = ui.label("reading the rollouts …").classes("soft")
             pagination = {"rowsPerPage": _ROWS, "page": 1, "rowsNumber": 0, "sortBy": "step", "descending": True}
             columns = _columns(self.selection.columns)
             self.table = ui.table(columns=columns, rows=[], row_key="key", pagination=pagination)
             self.table.classes("rollouts").props("flat dense binary-state-sort :rows-per-page-options='[50]'")
-            self.table.on("request", self._asked)
+            self.table.on("request", self._on_request)
             self.table.on("rowClick", lambda event: self._open(event.args[1]), [[], None, None])
         ui.timer(0.05, self._begin, once=True)
         ui.timer(3.0, self._refresh)
@@ -122,7 +122,7 @@ class RolloutsView:
         self._set_columns()
         await self._show(page=1)
 
-    async def _asked(self, event: GenericEventArguments) -> None:
+    async def _on_request(self, event: GenericEventArguments) -> None:
         """Another page, or another order."""
         pagination = event.args["pagination"]
         sort = pagination.get("sortBy") or "step"
@@ -139,13 +139,13 @@ class RolloutsView:
         else:
             self._opened = {"rollout": f"{place}/{row.get('sample')}"}
             await open_sheet(self.run, row, self._closed)
-        self._tell()
+        self._notify_moved()
 
     def _closed(self) -> None:
         self._opened = {}
-        self._tell()
+        self._notify_moved()
 
-    def _tell(self) -> None:
+    def _notify_moved(self) -> None:
         page = int(self.table.pagination["page"])
         self._moved(self.selection.as_query() | ({"page": str(page)} if page > 1 else {}) | self._opened)
 
@@ -192,7 +192,7 @@ class RolloutsView:
         result = await nicegui_run.io_bound(self.run.index.page, self.selection, (page - 1) * _ROWS, _ROWS)
         if number != self._newest or result is None:
             return  # something else was asked meanwhile
-        self.told.set_text(_told(result, self.run, by_group=self.selection.by_group))
+        self.summary.set_text(_summary(result, self.run, by_group=self.selection.by_group))
         self.table.pagination |= {
             "page": page,
             "rowsNumber": result.count,
@@ -201,7 +201,7 @@ class RolloutsView:
         }
         self.table.rows = [_row(row) for row in result.rows]
         self.table.update()
-        self._tell()
+        self._notify_moved()
 
 
 def _row_of(place: str) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _told(page: Page, run: Watched, *, by_group: bool) -> str:
+def _summary(page: Page, run: Watched, *, by_group: bool) -> str:
     damaged = run.index.damaged
     more = f" · {len(damaged)} files cannot be read: {', '.join(list(damaged)[:3])}" if damaged else ""
     what = "groups" if by_group else "rollouts"

@@ -27,7 +27,7 @@ class StepsView:
     def __init__(self, run: Watched, query: Mapping[str, str], moved: Callable[[dict[str, str]], None]) -> None:
         """``query``: parameters of the address. ``moved``: is told them when they are others."""
         self.root, self._moved = run.run_dir.root, moved
-        self._asked = whole_number(query, "step")
+        self._requested = whole_number(query, "step")
         self.size, self.trace = 0, Trace()
         self.place, self.together = -1, 1
         with ui.element("div").classes("card"):
@@ -58,8 +58,8 @@ class StepsView:
         newest = len(self.trace) - 1
         self.slider.props(f"max={max(newest, 0)}")
         steps = list(self.trace)
-        if self._asked in steps:
-            place, self._asked = steps.index(self._asked), None
+        if self._requested in steps:
+            place, self._requested = steps.index(self._requested), None
         elif newest >= 0 and (was_newest or self.place > newest):
             place = newest
         else:
