@@ -89,8 +89,8 @@ def _check_known(tokenizer: Tokenizer, row: ParsedRow, samples: list[Sample]) ->
     """Errors: ConfigError for a character that the tokenizer does not know."""
     if tokenizer.unk_token_id is None or not any((s.tokens == tokenizer.unk_token_id).any() for s in samples):
         return
-    written = [row.prompt, *row.answers]
-    parts = [part for each in written for part in ([each] if isinstance(each, str) else (m["content"] for m in each))]
+    texts = [row.prompt, *row.answers]
+    parts = [part for each in texts for part in ([each] if isinstance(each, str) else (m["content"] for m in each))]
     if (
         character := next((unknown for part in parts if (unknown := first_unknown(tokenizer, part)) is not None), None)
     ) is None:

@@ -196,8 +196,8 @@ def _unlike(tokenizer: Tokenizer, end: int, stops: Container[int], what: str) ->
 
 
 def _check_learned(tokenizer: Tokenizer) -> None:
-    _, written = written_answer(tokenizer, ANSWER)
-    if ANSWER not in written:
+    _, answer_text = written_answer(tokenizer, ANSWER)
+    if ANSWER not in answer_text:
         raise ConfigError(_HIDES_ANSWER)
 
 

@@ -118,8 +118,8 @@ def encode_answer(tokenizer: Tokenizer, answer: str, *, is_chat: bool, tools: To
     if not is_chat:
         end = tokenizer.eos_token_id
         return np.asarray([*encode_behind(tokenizer, "", answer), end], np.int32)
-    before, written = written_answer(tokenizer, answer, tools)
-    tokens = encode_behind(tokenizer, before, written)
+    before, answer_text = written_answer(tokenizer, answer, tools)
+    tokens = encode_behind(tokenizer, before, answer_text)
     return np.asarray(with_end(tokenizer, tokens, [])[0], np.int32)
 
 

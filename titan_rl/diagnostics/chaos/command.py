@@ -210,11 +210,11 @@ class _Runs:
         except TimedOut:
             timed_out = True
             process.end()
-        seconds, left = time.monotonic() - start, process.left_behind()
+        seconds, survivors = time.monotonic() - start, process.left_behind()
         if code == EXIT_USER and process.num_starts == 1:
             raise ConfigError(process.last_line().removeprefix("titan-rl: "))
         self._print_progress(experiment.injections, process.events(), is_last=True)
-        return self._figures(experiment.injections, process.events(), left) | {
+        return self._figures(experiment.injections, process.events(), survivors) | {
             "timed_out": timed_out,
             "exit_code": code,
             "seconds": round(seconds, 3),
@@ -230,7 +230,9 @@ class _Runs:
                 words = reports.line(reports.row(injections[number], outcome))
                 say(f"fault {number + 1:>3}/{self.options.kills}  {words}", sys.stderr)
 
-    def _figures(self, injections: list[Injection], events: list[dict[str, Any]], left: list[int]) -> dict[str, Any]:
+    def _figures(
+        self, injections: list[Injection], events: list[dict[str, Any]], survivors: list[int]
+    ) -> dict[str, Any]:
         summed = summary(self.root)
         rows = [reports.row(one, outcome_of(one, events)) for one in injections]
         controllers = [one for one in injections if one.kind == "controller"]
@@ -244,7 +246,7 @@ class _Runs:
             "faults_asked": self.options.kills,
             "faults_witnessed": sum(one.is_witnessed for one in injections),
             "faults_repaired": sum(row["repaired_after"] is not None for row in rows),
-            "processes_left": left,
+            "processes_left": survivors,
             "orphans_left": sum(one.orphans_gone_after is None for one in controllers),
             "samples": audit(self.root, self.config, self.steps),
             "samples_may_be_pending": self.config.rollout.max_staleness > 0,

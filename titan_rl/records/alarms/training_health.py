@@ -95,8 +95,8 @@ def _straggler(records: Records) -> str:
     if not ratios:
         return ""
     kind = max(ratios, key=lambda kind: ratios[kind])
-    who = kind.removeprefix("slowest_").replace("_", " ")
-    return f"the slowest {who} takes {ratios[kind]:.1f} times its peers' median (events.jsonl names it)"
+    actor = kind.removeprefix("slowest_").replace("_", " ")
+    return f"the slowest {actor} takes {ratios[kind]:.1f} times its peers' median (events.jsonl names it)"
 
 
 LOOKS = {

@@ -47,10 +47,10 @@ class Piece:
     update: int
 
 
-def pieces(batches: Sequence[Batch], found: Found) -> dict[tuple[str, int], list[Piece]]:
+def pieces(batches: Sequence[Batch], values_of_rows: Found) -> dict[tuple[str, int], list[Piece]]:
     """Trained pieces of each prompt and sample."""
     pieces_of: dict[tuple[str, int], list[Piece]] = {}
-    for update, (batch, of_rows) in enumerate(zip(batches, found, strict=False)):
+    for update, (batch, of_rows) in enumerate(zip(batches, values_of_rows, strict=False)):
         for group, rows in enumerate(batch.rows):
             for place, row in enumerate(rows):
                 if (values := of_rows.get((group, place))) is not None:
@@ -120,9 +120,11 @@ def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict[s
     return rows[0] if rows else None
 
 
-def write_trained(folder: Path, step: int, groups: Iterable[Group], batches: Sequence[Batch], found: Found) -> None:
+def write_trained(
+    folder: Path, step: int, groups: Iterable[Group], batches: Sequence[Batch], values_of_rows: Found
+) -> None:
     """Write a step's per-token results, if there are any. Errors: DiskFull."""
-    if not (rows := trained_rows(groups, pieces(batches, found))):
+    if not (rows := trained_rows(groups, pieces(batches, values_of_rows))):
         return
     folder.mkdir(exist_ok=True)
     columns = {name: [row[name] for row in rows] for name in SCHEMA.names}
