@@ -50,6 +50,7 @@ def written(value: int | float | Decimal) -> str:
 
 
 def encodable(place: str, name: str, text: str) -> str:
+    """Text that has a UTF-8 form. Errors: ConfigError for a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -110,5 +111,6 @@ def names(columns: dict[str, Any], expected: Sequence[str]) -> str:
 
 
 def shown(value: Any) -> str:
+    """Value for a message, cut to 60 characters."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -130,6 +130,7 @@ class ReplyTemplate:
     """Whether it writes a message's text as a JSON string; the quotes are in the pieces."""
 
     def written(self, reply: str) -> str:
+        """Reply as the template writes it: trimmed, or as JSON."""
         reply = reply.strip() if self.is_trimmed else reply
         return _as_json(reply) if self.is_json else reply
 

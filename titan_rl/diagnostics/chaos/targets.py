@@ -26,6 +26,7 @@ class Target:
 
 
 def is_well(pid: int) -> bool:
+    """Whether a process is alive and not stopped."""
     return process_state(pid) not in (GONE, "T")
 
 

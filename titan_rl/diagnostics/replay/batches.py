@@ -63,6 +63,7 @@ class DataReplay:
 
 
 def steps_of_replay(run_dir: RunDir, checked: Checked, model_path: str) -> RolloutSteps | DataReplay:
+    """Replayed steps of a run, with or without generators."""
     if checked.dataset is not None:
         return DataReplay(run_dir, checked)
     return RolloutSteps(run_dir, checked, model_path)

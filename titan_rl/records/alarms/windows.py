@@ -35,6 +35,7 @@ class Column:
 
     @cached_property
     def windows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of each window of WINDOW steps: float64 [count - WINDOW + 1]."""
         windows = np.lib.stride_tricks.sliding_window_view(self.values, WINDOW)
         return windows.mean(1), windows.var(1, ddof=1)
 
@@ -89,6 +90,7 @@ class Change:
 
     @property
     def gain_W(self) -> np.ndarray:
+        """Last window less each earlier one."""
         return self.last - self.before_W
 
     @property

@@ -233,7 +233,7 @@ class Ledger:
 
 
 def last_trained_step(connection: sqlite3.Connection) -> int:
-    """0 if nothing was trained yet."""
+    """Last step with a trained sample; 0 without one."""
     [(step,)] = connection.execute("select max(step) from samples where state = 'trained'")
     return step or 0
 

@@ -196,6 +196,7 @@ def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
 
 
 def package_versions() -> dict[str, str]:
+    """Versions of the installed packages by name, for the record of a run."""
     versions = {}
     for name in _PACKAGES:
         try:

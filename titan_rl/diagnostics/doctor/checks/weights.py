@@ -183,7 +183,7 @@ async def cache(context: CheckContext) -> str:
 
 
 async def reference(context: CheckContext) -> str:
-    """Roles that never learn are in no optimizer, and an update leaves them as they were."""
+    """Frozen roles: in no optimizer, and unchanged by an update."""
     actors = context.actors
     before = await _digests(actors)
     if not before:

@@ -56,6 +56,7 @@ class Earned:
     """That the slowest batch of right answers took to score."""
 
     def mean(self, kind: str) -> float:
+        """Mean reward of a kind over all prompts."""
         return float(np.mean(self.by_kind[kind]))
 
     @property
@@ -69,6 +70,7 @@ class Earned:
         return self.mean("right") > min(self.others, default=0.0)
 
     def share(self, kind: str) -> float:
+        """Mean reward of a kind between the lowest kind (0) and right answers (1)."""
         floor = min(map(self.mean, self.by_kind))
         room = self.mean("right") - floor
         return (self.mean(kind) - floor) / room if room > 0 else 0.0
