@@ -65,7 +65,7 @@ def row(
 
 
 def run_bench(name: str, overrides: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Errors: ConfigError for an unknown name."""
+    """Bench by name. Errors: ConfigError for an unknown name."""
     if name not in BENCHES:
         raise ConfigError(f"bench {name!r} is unknown: {nearest(name, BENCHES)}")
     run: Callable = import_module(BENCHES[name]).run

@@ -239,8 +239,11 @@ def last_trained_step(connection: sqlite3.Connection) -> int:
 
 
 def read_account(connection: sqlite3.Connection) -> dict[str, int]:
-    """``issued`` is what the prompts say that they were issued with, whatever rows there are; in a ledger of an
-    earlier release, whose prompts do not say it, the number of rows."""
+    """Account of a ledger: numbers of samples by outcome.
+
+    ``issued`` is what the prompts say that they were issued with, whatever rows there are; in a ledger of an earlier
+    release, whose prompts do not say it, the number of rows.
+    """
     rows = connection.execute("select state, reason, count(*) from samples group by state, reason").fetchall()
     issued = sum(count for *_, count in rows)
     if not is_unchained(connection):

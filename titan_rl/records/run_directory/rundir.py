@@ -177,8 +177,8 @@ def is_on_data(run_dir: RunDir) -> bool:
 
 
 def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
-    """``run.dir``, or else the newest run of the same TOML that has recorded a step. Errors: ConfigError if there is
-    none, and those of ``existing_run_dir``."""
+    """Run directory to resume: ``run.dir``, or else the newest run of the same TOML with a recorded step. Errors:
+    ConfigError if there is none, and those of ``existing_run_dir``."""
     if config.run.dir:
         run_dir = existing_run_dir(Path(config.run.dir), write=True)
         if not run_dir.config.is_file():

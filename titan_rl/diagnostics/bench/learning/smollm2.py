@@ -42,7 +42,10 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rows_of(name: str, outcome: Outcome, by_form: Proportion | None) -> list[dict[str, Any]]:
-    """``by_form``: of the control. A run that failed has reached nothing, and against a control that did nobody has."""
+    """Rows of a run and its control.
+
+    ``by_form``: of the control. A run that failed has reached nothing, and against a control that did nobody has.
+    """
     before, after = (each.value if each else 0.0 for each in (outcome.before, outcome.after))
     gain = after - by_form.value if by_form else 0.0
     details = dict(before=before, after=after, control=by_form and by_form.value)

@@ -48,7 +48,7 @@ GUESSES = (
 
 
 def constant_pay(name: str, num_rows: int = NUM_ROWS) -> ConstantPay:
-    """Of one family, over ``num_rows`` rows that are the same at every call.
+    """Reward of constant answers of one family, over ``num_rows`` rows, the same at every call.
 
     Errors: ConfigError for a family that is unknown or refused.
     """

@@ -20,7 +20,10 @@ _FIRST, _SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safe
 
 @dataclass(frozen=True)
 class WrongModel:
-    """``spoil`` makes a good directory wrong; ``words`` are in the line that refuses it."""
+    """Defect of a model directory.
+
+    ``spoil`` makes a good directory wrong; ``words`` are in the line that refuses it.
+    """
 
     name: str
     spoil: Callable[[Path], object]

@@ -31,7 +31,7 @@ _ROW = ".rollouts tbody tr"
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Errors: ConfigError where there is no browser."""
+    """Bench of the web page. Errors: ConfigError where there is no browser."""
     options = overrides.get("watch", {})
     if why := why_no_browser():
         raise ConfigError(why)

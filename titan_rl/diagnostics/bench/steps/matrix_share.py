@@ -22,7 +22,7 @@ def matrix_rates() -> dict[torch.dtype, float]:
 
 
 def training_share(run: Path, records: list[dict[str, Any]], rate: float) -> float:
-    """Of ``rate``, in the steps of a finished run that ``records`` are of."""
+    """Share of ``rate`` in the training of a finished run's recorded steps."""
     model = json.loads((run / "config.json").read_text())["model"]["path"]
     steps = (read_rollouts(run / "rollouts", record["step"]) for record in records)
     operations = statistics.mean(_operations(groups, model) for groups in steps)

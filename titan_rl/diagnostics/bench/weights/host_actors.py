@@ -30,7 +30,7 @@ class HostActor(Actor):
 
     @concurrent_endpoint
     async def prepare(self, certificates: dict[str, str], bytes_per_second: float, block_bytes: int) -> None:
-        """``bytes_per_second``: that it sends at most, over all connections; 0: no limit."""
+        """Set up the host. ``bytes_per_second``: that it sends at most, over all connections; 0: no limit."""
         os.environ.update(certificates)
         plan_module.BLOCK_BYTES = block_bytes
         if bytes_per_second:

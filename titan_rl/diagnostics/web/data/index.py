@@ -179,7 +179,7 @@ class RolloutIndex:
     # asking
 
     def page(self, selection: Selection, first: int, count: int) -> Page:
-        """``count`` rows of a selection from the ``first`` on. A group is in it as a whole if a rollout of it is."""
+        """Page of a selection: ``count`` rows from the ``first`` on. Groups with a matching rollout are whole."""
         where, values = selection.where()
         cursor = self._db.cursor()
         source = f"from rollouts left join reasons using (prompt_id, sample) where {where}"
