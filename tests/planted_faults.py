@@ -157,8 +157,8 @@ FAULTS = (
         "control_token_of_a_row",
         "A row's text becomes the beginning of a turn",
         "titan_rl/data/text/turns.py",
-        "asked = messages if is_plain else _plain(tokenizer, messages)",
-        "asked = messages",
+        "plain_messages = messages if is_plain else _plain(tokenizer, messages)",
+        "plain_messages = messages",
         ("data/test_text.py::test_nobodys_text_becomes_a_control_token",),
     ),
     Fault(
@@ -295,8 +295,8 @@ FAULTS = (
         "damaged_checkpoint_taken_by_its_size",
         "A checkpoint's file is compared by size alone",
         "titan_rl/records/checkpoints/checkpoints.py",
-        "if found != wanted:",
-        'if found["bytes"] != wanted["bytes"]:',
+        "if actual != expected:",
+        'if actual["bytes"] != expected["bytes"]:',
         ("records/test_checkpoint_folder.py::test_a_damaged_checkpoint_is_recognised_and_the_one_before_is_taken",),
     ),
     Fault(

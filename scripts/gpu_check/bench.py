@@ -70,7 +70,7 @@ def mib(nbytes: float) -> int:
     return round(nbytes / 2**20)
 
 
-def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
+def relative_error(computed: torch.Tensor, exact: torch.Tensor) -> float:
     """Norm of the difference over the norm."""
     exact = exact.detach().double()
-    return float((found.detach().to(exact.device).double() - exact).norm() / exact.norm().clamp(min=1e-30))
+    return float((computed.detach().to(exact.device).double() - exact).norm() / exact.norm().clamp(min=1e-30))

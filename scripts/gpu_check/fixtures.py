@@ -63,8 +63,8 @@ class DirectTrainer(Protocol):
     def restore(self, step: int, kept: RegionHandle | None) -> None: ...
 
 
-class House:
-    """Of one worker."""
+class Fixtures:
+    """Models, rows and trainers of one worker."""
 
     def __init__(self, device: torch.device, folder: Path, *, rehearse: bool) -> None:
         self.device, self.folder, self.rehearse, self.bench = device, folder, rehearse, Bench(device)
@@ -113,11 +113,11 @@ class House:
 
     def config(self, dtype: str = "bfloat16", kernel: str = "auto", **tables: dict[str, Any]) -> Config:
         training = {"steps": 100, "seq_len": 8192, "mixed_precision_param": dtype}
-        ours = {"optimizer": {"lr": 1e-5}, "model": {"kernel": kernel}, "training": training}
-        return load_config(None, ours | {"recovery": {"snapshot_every": 0}} | tables)
+        defaults = {"optimizer": {"lr": 1e-5}, "model": {"kernel": kernel}, "training": training}
+        return load_config(None, defaults | {"recovery": {"snapshot_every": 0}} | tables)
 
     def trainer(self, name: str, config: Config) -> DirectTrainer:
-        """Errors: ConfigError for what a run would refuse to compile."""
+        """Trainer without Monarch, joined. Errors: ConfigError for what a run would refuse to compile."""
         check_compile(read_hf_config(self.model(name)), build_titan(config))
         trainer = cast(DirectTrainer, Trainer(str(self.model(name))))  # by stubs.py's stand-in for Monarch
         self._trainers.append(trainer)
@@ -125,7 +125,7 @@ class House:
         return trainer
 
     def join(self, trainer: DirectTrainer, config: Config) -> None:
-        """Also again, as after a peer's death."""
+        """Join the trainer's process group, also again, as after a peer's death."""
         trainer.join(config, 0, 1, str(self.folder / f"rendezvous{id(self)}_{next(self._numbers)}"))
 
     def step(self, trainer: DirectTrainer, rows: list[Row], snapshot: int | None = None) -> StepMetrics:
@@ -137,7 +137,7 @@ class House:
         return metrics
 
     def plan(self, trainer: DirectTrainer) -> Plan:
-        """For one reader that stores the whole model in bf16."""
+        """Weight plan for one reader of the whole model in bf16."""
         interner, shards = Interner(), trainer.learner.shards()
         needs = (
             (unit, Need(name, Box((0,) * len(shard.shape), tuple(shard.shape)), "bfloat16"))
@@ -147,11 +147,11 @@ class House:
         return Plan([trainer.holdings()], [interner.units(needs)])
 
     def open_region(self, trainer: DirectTrainer, layout: SlotLayout) -> RegionHandle:
-        """On the device, for a reader on the same one."""
+        """Open a region on the device, for a reader on the same one."""
         return trainer.open_region(layout, over_rdma=False, on_host=False)
 
     def clear(self) -> None:
-        """After a row: nothing of it is left."""
+        """Free all trainers and memory after a row."""
         for trainer in self._trainers:
             with suppress(Exception):
                 trainer.writer.withdraw()

@@ -8,15 +8,18 @@ from gpu_check.thresholds import ROWS
 
 
 def outcome(row: str, answer: dict[str, Any], seconds: float, on_gpu: bool) -> dict[str, Any]:
-    """``answer``: ``figures`` that the row found, or ``failed``, why it did not. ``holds``: no bar is broken, and on a
-    GPU none is left unmeasured."""
+    """Outcome of a row against its bars.
+
+    ``answer``: ``figures`` that the row found, or ``failed``, why it did not. ``holds``: no bar is broken, and on a GPU
+    none is left unmeasured.
+    """
     figures = answer.get("figures", {})
     bars = [bar.judge(figures, on_gpu) for bar in ROWS[row].bars]
     failed = answer.get("failed", "")
     met = [bar["met"] for bar in bars]
     holds = not failed and False not in met and not (on_gpu and None in met)
-    told = _rounded({"row": row, "holds": holds, "seconds": round(seconds, 1), "bars": bars, "figures": figures})
-    return told | ({"failed": failed} if failed else {})
+    result = _rounded({"row": row, "holds": holds, "seconds": round(seconds, 1), "bars": bars, "figures": figures})
+    return result | ({"failed": failed} if failed else {})
 
 
 def verdict(outcomes: Sequence[dict[str, Any]], on_gpu: bool, machine: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Size:
         return self.layers * (attention + 3 * self.hidden * self.feed_forward)
 
     def as_config(self) -> dict[str, Any]:
-        """As transformers' LlamaConfig takes it."""
+        """Arguments of transformers' LlamaConfig."""
         return {
             "hidden_size": self.hidden,
             "intermediate_size": self.feed_forward,
@@ -48,7 +48,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a batch: groups of samples behind one prompt, in rows of so many tokens."""
+    """Shape of a batch: groups of samples behind one prompt, in rows of so many tokens."""
 
     groups: int
     samples: int
@@ -64,8 +64,9 @@ CHECKED, TINY = Shape(2, 4, 40, 60, 512), Shape(2, 4, 10, 12, 200)
 
 
 def operations(size: Size, rows: list[Row]) -> int:
-    """Of a step's products, forward and backward: two for each weight and token, thrice; the head's of trained tokens
-    alone. Attention's are those that the mask leaves: 4 for each feature of a query and a key that it sees."""
+    """Floating-point operations of a step's products, forward and backward: two for each weight and token, thrice; the
+    head's of trained tokens alone. Attention's are those that the mask leaves: 4 for each feature of a query and a key
+    that it sees."""
     tokens, trained = sum(len(row.tokens_T) for row in rows), sum(len(row.target_S) for row in rows)
     pairs = sum(seen(segment.length, segment.prefix_length) for row in rows for segment in row.segments)
     attention = 12 * size.layers * size.heads * size.head_size * pairs

@@ -41,8 +41,8 @@ class Worker:
         self._answers = os.fdopen(reading, "rb", buffering=0)
 
     def ask(self, row: str, deadline: float) -> dict[str, Any]:
-        """What became of the row: ``figures``, or ``failed`` and why, after which nothing more is to be asked here.
-        ``begun`` is false if no row could have been done."""
+        """Answer to a row: ``figures``, or ``failed`` and why, after which the worker takes no more. ``begun`` is false
+        if no row could have been done."""
         try:
             self._questions.write(row.encode() + b"\n")
             self._questions.flush()
@@ -71,7 +71,7 @@ class Worker:
         return line
 
     def kill(self) -> None:
-        """It, and what it started."""
+        """Kill the worker and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

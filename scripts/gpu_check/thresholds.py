@@ -20,19 +20,22 @@ class Bar:
         return f"{self.figure} {'>=' if self.at_least else '<='} {self.limit:g}"
 
     def judge(self, figures: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
-        """``met``: None where it was not measured."""
+        """Verdict on a row's figure. ``met``: None where it was not measured."""
         value = figures.get(self.figure)
-        told = {"bar": str(self), "value": value, "met": None}
+        verdict = {"bar": str(self), "value": value, "met": None}
         if self.on_gpu and not on_gpu:
-            return told | {"value": NOT_MEASURED, "why": "no GPU"}
+            return verdict | {"value": NOT_MEASURED, "why": "no GPU"}
         if value is None:
-            return told | {"value": NOT_MEASURED, "why": figures.get("why_not", "the row did not come to it")}
-        return told | {"met": bool(value >= self.limit if self.at_least else value <= self.limit)}
+            return verdict | {"value": NOT_MEASURED, "why": figures.get("why_not", "the row did not come to it")}
+        return verdict | {"met": bool(value >= self.limit if self.at_least else value <= self.limit)}
 
 
 @dataclass(frozen=True)
 class Row:
-    """``deadline``: seconds, on a GPU; ``alone``: whether it must have a process that has done nothing before."""
+    """Row of the check, with its bars.
+
+    ``deadline``: seconds, on a GPU; ``alone``: whether it must have a process that has done nothing before.
+    """
 
     bars: tuple[Bar, ...]
     deadline: float = 120

@@ -10,10 +10,10 @@ import pytest
 
 from titan_rl.config.load import load_config
 from titan_rl.controller.preflight.checks import check
-from titan_rl.diagnostics.doctor.actors_under_test import Patient
+from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest
 from titan_rl.diagnostics.doctor.catalogue import CHECKS
-from titan_rl.diagnostics.doctor.context import Visit
-from titan_rl.diagnostics.doctor.runner import look_over
+from titan_rl.diagnostics.doctor.context import CheckContext
+from titan_rl.diagnostics.doctor.runner import run_checks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 OVERRIDES = {
@@ -308,29 +308,29 @@ class Ward:
 
     def __init__(self, config, folder):
         self.checked, self.folder, self.loop = check(config), folder, asyncio.new_event_loop()
-        self.patient = Patient(self.checked, folder)
-        self.loop.run_until_complete(self.patient.__aenter__())
+        self.actors = ActorsUnderTest(self.checked, folder)
+        self.loop.run_until_complete(self.actors.__aenter__())
 
     def close(self):
-        self.loop.run_until_complete(self.patient.__aexit__(None, None, None))
+        self.loop.run_until_complete(self.actors.__aexit__(None, None, None))
         self.loop.close()
 
     def examine(self, plant: Plant | None = None):
         return self.loop.run_until_complete(self._examine(plant))
 
     async def _examine(self, plant):
-        await self.patient.ask_trainer(as_it_was)
-        await self.patient.sync()
+        await self.actors.ask_trainer(as_it_was)
+        await self.actors.sync()
         ask = {
-            "trainer": self.patient.ask_trainer,
-            "generators": self.patient.ask_generators,
-            "verifiers": self.patient.ask_verifiers,
+            "trainer": self.actors.ask_trainer,
+            "generators": self.actors.ask_generators,
+            "verifiers": self.actors.ask_verifiers,
         }
         if plant is not None:
             await ask[plant.where](planting(plant.put))
         try:
-            visit = Visit(self.checked, self.folder, self.patient)
-            return await look_over(visit, [each for each in CHECKS if each.needs], lambda finding: None)
+            context = CheckContext(self.checked, self.folder, self.actors)
+            return await run_checks(context, [each for each in CHECKS if each.needs], lambda finding: None)
         finally:
             if plant is not None:
                 await ask[plant.where](uproot)

@@ -10,14 +10,14 @@ import pytest
 from titan_rl.config.load import load_config
 from titan_rl.controller.preflight.checks import Checked, check, resolve
 from titan_rl.data.types import Group
-from titan_rl.diagnostics.doctor.actors_under_test import Patient
+from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest
 from titan_rl.diagnostics.doctor.catalogue import CHECKS
 from titan_rl.diagnostics.doctor.checks import arithmetic, layouts, rewards
-from titan_rl.diagnostics.doctor.context import Visit
-from titan_rl.diagnostics.doctor.findings import Finding, NotLookedAt, Wrong
+from titan_rl.diagnostics.doctor.context import CheckContext
+from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped, Finding
 from titan_rl.diagnostics.doctor.probes import actors as probes
 from titan_rl.diagnostics.doctor.probes import bandit
-from titan_rl.diagnostics.doctor.runner import examine, look_over
+from titan_rl.diagnostics.doctor.runner import run_checks, run_doctor
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.trainer.step.learner import Gradients, Learner
 
@@ -41,7 +41,7 @@ def wrong(findings: list[Finding]) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_healthy_run_raises_no_alarm(folder, smollm2, tmp_path, name):
     base, tables = healthy_runs.healthy_runs(folder, smollm2, EXAMPLES)[name]
-    findings = asyncio.run(examine(check(load_config(base, tables)), tmp_path, lambda finding: None))
+    findings = asyncio.run(run_doctor(check(load_config(base, tables)), tmp_path, lambda finding: None))
     assert not wrong(findings)
     assert sum(finding.status == "passed" for finding in findings) >= (3 if name == "dpo" else 14)
 
@@ -51,8 +51,8 @@ def test_a_healthy_run_raises_no_alarm(folder, smollm2, tmp_path, name):
 
 def reward_findings(tables: dict) -> dict[str, Finding]:
     checks = [each for each in CHECKS if each.name.startswith("reward-")]
-    visit = Visit(resolve(load_config(None, tables)), Path())
-    return {each.check.name: each for each in asyncio.run(look_over(visit, checks, lambda finding: None))}
+    context = CheckContext(resolve(load_config(None, tables)), Path())
+    return {each.check.name: each for each in asyncio.run(run_checks(context, checks, lambda finding: None))}
 
 
 @pytest.mark.parametrize(("file", "reward"), [("gsm8k.jsonl", "last_number"), ("bare.jsonl", "last_number")])
@@ -66,13 +66,13 @@ def test_a_reward_that_reads_the_last_number_is_healthy(folder, file, reward):
 def test_a_form_that_rows_do_not_show_is_tried(folder):
     found = reward_findings(healthy_runs.rows_task(folder, "bare.jsonl", "tags"))
     assert {finding.status for finding in found.values()} == {"passed"}, [each.line() for each in found.values()]
-    assert "right answers earn 1.1" in found["reward-signal"].says
+    assert "right answers earn 1.1" in found["reward-signal"].message
 
 
 def test_a_form_that_nobody_knows_is_said_and_is_no_fault(folder):
     found = reward_findings(healthy_runs.rows_task(folder, "bare.jsonl", "form_of_its_own"))
     assert {finding.status for finding in found.values()} == {"not looked at"}
-    assert "every answer that was tried earns 0" in found["reward-signal"].says
+    assert "every answer that was tried earns 0" in found["reward-signal"].message
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_a_form_that_nobody_knows_is_said_and_is_no_fault(folder):
 )
 def test_a_mend_names_only_settings_that_the_run_takes(folder, task, may):
     tables = {"run": {"plugin_path": [str(folder)]}, "task": task}
-    assert rewards._may_be_exact(Visit(resolve(load_config(None, tables)), Path())) == may
+    assert rewards._may_be_exact(CheckContext(resolve(load_config(None, tables)), Path())) == may
 
 
 # a batch and a schedule of each check's own
 
 
-class LocalPatient(Patient):
+class LocalActors(ActorsUnderTest):
     """With a trainer's rank in this process, and nobody else."""
 
     def __init__(self, checked: Checked, path: Path) -> None:
@@ -123,18 +123,18 @@ def model(tmp_path_factory) -> Path:
     return path
 
 
-def local(model: Path, **tables) -> LocalPatient:
-    return LocalPatient(resolve(load_config("grpo_tiny", tables)), model)
+def local(model: Path, **tables) -> LocalActors:
+    return LocalActors(resolve(load_config("grpo_tiny", tables)), model)
 
 
-async def batch_of(patient: LocalPatient) -> bandit.Bandit:
+async def batch_of(actors: LocalActors) -> bandit.Bandit:
     prompt = bandit.np.array([5, 6, 7], bandit.np.int32)
     groups = [
         Group(f"doctor/bandit{n}", bandit._rollouts(f"doctor/bandit{n}", prompt, words, right))
         for n, (words, right) in enumerate([([10, 11, 12, 13], 0), ([20, 21, 22, 23], 2)])
     ]
-    made = patient.batch(groups)
-    return bandit.Bandit(bandit._with_ratio_of_one(made, await patient.read(made)), prompt)
+    made = actors.batch(groups)
+    return bandit.Bandit(bandit._with_ratio_of_one(made, await actors.read(made)), prompt)
 
 
 @pytest.mark.usefixtures("process_group")
@@ -152,16 +152,16 @@ def test_updates_are_of_the_doctors_size_and_are_taken_back(model, tables):
     """Whatever the schedule allows, and to what norm gradients are clipped."""
 
     async def look():
-        patient = local(model, **tables)
-        before = await patient.ask_trainer(probes.learned_digests)
+        actors = local(model, **tables)
+        before = await actors.ask_trainer(probes.learned_digests)
         told = []
         for _ in range(3):
-            one = await batch_of(patient)
-            async with patient.taken_back():
-                read = await one.move(patient)
-                gains = bandit.gains(read.tokens, (await patient.read(one.batch)).tokens)
-                assert await patient.ask_trainer(probes.learned_digests) != before
-            assert await patient.ask_trainer(probes.learned_digests) == before
+            one = await batch_of(actors)
+            async with actors.rolled_back():
+                read = await one.move(actors)
+                gains = bandit.gains(read.tokens, (await actors.read(one.batch)).tokens)
+                assert await actors.ask_trainer(probes.learned_digests) != before
+            assert await actors.ask_trainer(probes.learned_digests) == before
             told.append({name: gain_N.tolist() for name, gain_N in gains.items()})
         return told
 
@@ -174,29 +174,29 @@ def test_updates_are_of_the_doctors_size_and_are_taken_back(model, tables):
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("base", ["grpo_tiny", "gspo_tiny", "cispo_tiny", "ppo_tiny", "dapo_tiny"])
 def test_a_token_of_weight_0_makes_nothing_nan(model, base):
-    patient = LocalPatient(resolve(load_config(base)), model)
-    assert "finite" in asyncio.run(layouts.unweighed(Visit(patient.checked, model, patient)))
+    actors = LocalActors(resolve(load_config(base)), model)
+    assert "finite" in asyncio.run(layouts.unweighed(CheckContext(actors.checked, model, actors)))
 
 
 @pytest.mark.usefixtures("process_group")
 def test_nan_times_0_is_named(model, monkeypatch):
-    patient = local(model)
-    loss = patient.learner.algorithm.loss
+    actors = local(model)
+    loss = actors.learner.algorithm.loss
 
     def leaky(inputs):
         value, counted = loss(inputs)
         return value + 0.0 * (inputs.logprob_S * inputs.weight_S).sum(), counted
 
-    monkeypatch.setattr(patient.learner.algorithm, "loss", leaky)
-    with pytest.raises(Wrong, match="weight 0 makes the loss NaN"):
-        asyncio.run(layouts.unweighed(Visit(patient.checked, model, patient)))
+    monkeypatch.setattr(actors.learner.algorithm, "loss", leaky)
+    with pytest.raises(CheckFailed, match="weight 0 makes the loss NaN"):
+        asyncio.run(layouts.unweighed(CheckContext(actors.checked, model, actors)))
 
 
 # numbers of made-up rollouts
 
 
-def visit_of(base: str | None = "quickstart", **tables) -> Visit:
-    return Visit(resolve(load_config(base, tables)), Path())
+def context_of(base: str | None = "quickstart", **tables) -> CheckContext:
+    return CheckContext(resolve(load_config(base, tables)), Path())
 
 
 AGENTS = {"run": {"plugin_path": [str(EXAMPLES)]}, "task": {"name": "nim:SelfPlay", "options": {"heap": 9}}}
@@ -206,17 +206,17 @@ GROUPED = ("grpo", "dr_grpo", "rloo", "gspo", "cispo", "dapo", "maxrl", "turn_gr
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("name", GROUPED)
 def test_made_rollouts_of_a_healthy_algorithm_are_healthy(name, aggregation):
-    visit = visit_of(algorithm={"name": name, "aggregation": aggregation}, **AGENTS)
-    assert "two" in asyncio.run(arithmetic.branches(visit))
-    assert "1, 0, 0" in asyncio.run(arithmetic.magnitude(visit))
+    context = context_of(algorithm={"name": name, "aggregation": aggregation}, **AGENTS)
+    assert "two" in asyncio.run(arithmetic.branches(context))
+    assert "1, 0, 0" in asyncio.run(arithmetic.magnitude(context))
 
 
 @pytest.mark.parametrize("base", ["ppo_tiny", "reinforce_pp_tiny", "prime_tiny"])
 def test_rewards_that_roles_make_advantages_of_are_no_alarm(base):
-    assert asyncio.run(arithmetic.branches(visit_of(base)))
-    assert asyncio.run(arithmetic.magnitude(visit_of(base)))
-    with pytest.raises(NotLookedAt):
-        asyncio.run(arithmetic.magnitude(visit_of("distillation_tiny")))
+    assert asyncio.run(arithmetic.branches(context_of(base)))
+    assert asyncio.run(arithmetic.magnitude(context_of(base)))
+    with pytest.raises(CheckSkipped):
+        asyncio.run(arithmetic.magnitude(context_of("distillation_tiny")))
 
 
 def changed_rows(change, monkeypatch) -> None:
@@ -232,9 +232,9 @@ def changed_rows(change, monkeypatch) -> None:
     monkeypatch.setattr(arithmetic, "step_batches", planted)
 
 
-def named(check: str, visit: Visit) -> str:
+def named(check: str, context: CheckContext) -> str:
     [one] = [each for each in CHECKS if each.name == check]
-    [finding] = asyncio.run(look_over(visit, [one], lambda finding: None))
+    [finding] = asyncio.run(run_checks(context, [one], lambda finding: None))
     assert finding.status == "wrong", finding.line()
     return finding.line()
 
@@ -247,7 +247,7 @@ def test_a_reward_that_reaches_the_last_branch_alone_is_named(monkeypatch):
                 advantage_S[begin:end] = 0.0
 
     changed_rows(last_alone, monkeypatch)
-    assert "does not reach all its sequences" in named("branches", visit_of(**AGENTS))
+    assert "does not reach all its sequences" in named("branches", context_of(**AGENTS))
 
 
 def test_a_weight_by_the_number_of_branches_is_named(monkeypatch):
@@ -257,13 +257,13 @@ def test_a_weight_by_the_number_of_branches_is_named(monkeypatch):
             weight_S[begin:end] *= samples.count(samples[place])
 
     changed_rows(by_branches, monkeypatch)
-    assert "weight depends on the number of sequences" in named("branches", visit_of(**AGENTS))
+    assert "weight depends on the number of sequences" in named("branches", context_of(**AGENTS))
 
 
-def planted_advantages(visit: Visit, formula) -> Visit:
-    algorithm = visit.checked.algorithm
+def planted_advantages(context: CheckContext, formula) -> CheckContext:
+    algorithm = context.checked.algorithm
     algorithm.advantages = lambda rollouts: formula(bandit.np.array([r.reward for r in rollouts]))
-    return Visit(replace(visit.checked, algorithm=algorithm), visit.folder)
+    return CheckContext(replace(context.checked, algorithm=algorithm), context.folder)
 
 
 def test_a_division_by_no_deviation_is_named():
@@ -273,14 +273,14 @@ def test_a_division_by_no_deviation_is_named():
         with np.errstate(all="ignore"):
             return (rewards_G - rewards_G.mean()) / rewards_G.std()
 
-    line = named("magnitude", planted_advantages(visit_of(), without_epsilon))
+    line = named("magnitude", planted_advantages(context_of(), without_epsilon))
     assert "equal but for rounding teach something" in line
 
 
 def test_a_division_by_a_mean_of_almost_nothing_is_named(monkeypatch):
-    async def signed(visit):
+    async def signed(context):
         return True
 
     monkeypatch.setattr(arithmetic, "_pays_less_than_nothing", signed)
-    over_mean = planted_advantages(visit_of(), lambda rewards_G: rewards_G / (rewards_G.mean() + 1e-6) - 1)
+    over_mean = planted_advantages(context_of(), lambda rewards_G: rewards_G / (rewards_G.mean() + 1e-6) - 1)
     assert "make advantages explode" in named("magnitude", over_mean)

@@ -13,9 +13,9 @@ from titan_rl.config.load import load_config
 from titan_rl.controller.preflight.checks import check
 from titan_rl.diagnostics.doctor.catalogue import CHECKS
 from titan_rl.diagnostics.doctor.checks import machinery
-from titan_rl.diagnostics.doctor.context import Visit
+from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.diagnostics.doctor.findings import Finding
-from titan_rl.diagnostics.doctor.runner import look_over
+from titan_rl.diagnostics.doctor.runner import run_checks
 from titan_rl.environments.sandbox.pool import check_sandbox
 from titan_rl.environments.scoring.scoring_process import ScoringProcess
 from titan_rl.environments.tasks.calculator import CalculatorTask
@@ -96,7 +96,7 @@ def findings(folder: Path, overrides: dict, names: set[str] | None = None) -> di
     """Of the checks that need no actors, by name."""
     config = load_config(None, {"run": {"plugin_path": [str(folder)]}} | overrides)
     checks = [each for each in CHECKS if not each.needs and (names is None or each.name in names)]
-    looking = look_over(Visit(check(config), folder), checks, lambda finding: None)
+    looking = run_checks(CheckContext(check(config), folder), checks, lambda finding: None)
     return {finding.check.name: finding for finding in asyncio.run(looking)}
 
 
@@ -159,15 +159,15 @@ def test_a_reward_that_takes_most_of_its_deadline_is_named(folder):
 # walls
 
 
-def code_task(monkeypatch, folder) -> Visit:
+def code_task(monkeypatch, folder) -> CheckContext:
     """Of a task that runs code, as far as the check asks."""
-    monkeypatch.setattr(machinery, "_runs_code", lambda visit: True)
-    return Visit(check(load_config(None, task())), folder)
+    monkeypatch.setattr(machinery, "_runs_code", lambda context: True)
+    return CheckContext(check(load_config(None, task())), folder)
 
 
-def sandbox_finding(visit: Visit) -> Finding:
+def sandbox_finding(context: CheckContext) -> Finding:
     [its] = [each for each in CHECKS if each.name == "sandbox"]
-    [finding] = asyncio.run(look_over(visit, [its], lambda finding: None))
+    [finding] = asyncio.run(run_checks(context, [its], lambda finding: None))
     return finding
 
 
@@ -197,7 +197,7 @@ def test_a_wall_that_is_gone_is_named(monkeypatch, folder, says, source_has):
 
     monkeypatch.setattr(machinery, "_run", run)
     finding = sandbox_finding(code_task(monkeypatch, folder))
-    assert finding.status == "wrong" and says in finding.says, finding.line()
+    assert finding.status == "wrong" and says in finding.message, finding.line()
 
 
 # what it says

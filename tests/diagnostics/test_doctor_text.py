@@ -7,7 +7,7 @@ from model_texts import BASE, MODELS
 from titan_rl.data.text import chat_template, endings, pieces, turns
 from titan_rl.data.text.tokenizer import text_settings
 from titan_rl.diagnostics.doctor.checks.text import Written
-from titan_rl.diagnostics.doctor.findings import Wrong
+from titan_rl.diagnostics.doctor.findings import CheckFailed
 
 
 def examine(name: str) -> None:
@@ -70,5 +70,5 @@ def test_a_planted_bug_is_named(bug, monkeypatch):
     examine(model)
     for each in (module, endings) if name == "render" else (module,):
         monkeypatch.setattr(each, name, wrong)
-    with pytest.raises(Wrong):
+    with pytest.raises(CheckFailed):
         examine(model)

@@ -11,7 +11,7 @@ from tree import EXAMPLES
 from titan_rl.cli import main
 from titan_rl.config.load import load_config
 from titan_rl.controller.preflight.checks import check
-from titan_rl.records.alarms.alarms import GAMED
+from titan_rl.records.alarms.alarms import REWARD_HACKING
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.run_directory.events import read_events
 from titan_rl.records.steps.rollouts import read_rollouts
@@ -56,7 +56,7 @@ def test_the_honest_reward_raises_none(tmp_path):
     root = tmp_path / "run"
     train(root, "loophole:honest")
     records = [record for record in read_metrics(root) if "reward" in record]
-    assert not any(record[f"alarm_{name}"] for record in records for name in GAMED)
+    assert not any(record[f"alarm_{name}"] for record in records for name in REWARD_HACKING)
     assert all(record["reward"] == record["grade"] for record in records)
     first, last = (sum(each["reward"] for each in part) / 10 for part in (records[:10], records[-10:]))
     assert last > first + 0.1, "it learnt something, so there was something to be alarmed by"

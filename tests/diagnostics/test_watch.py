@@ -378,7 +378,7 @@ def test_in_a_browser(made):
         page.locator(".rollouts tbody tr").first.click()
         page.wait_for_selector(".tok span")
         assert "forged" not in page.title()
-        assert not page.elsewhere and not page.told
+        assert not page.elsewhere and not page.errors
 
 
 @pytest.mark.slow
@@ -409,4 +409,4 @@ def test_addresses_and_a_page_that_is_opened_early(tmp_path):
         assert page.url.startswith(address)
         page.reload()
         page.wait_for_selector(".answer")
-        assert not page.elsewhere and not page.told
+        assert not page.elsewhere and not page.errors

@@ -130,7 +130,7 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_is_taken(folder, 
     assert folder.flaw(2) is None
     hurt(folder.path(2) / name)
     lines = []
-    path, state = folder.newest_complete(say=lines.append)
+    path, state = folder.newest_complete(log=lines.append)
     assert (path, state) == (folder.path(1), state_of(1))
     assert len(lines) == 1 and str(folder.path(2)) in lines[0] and word in lines[0]
 
@@ -141,7 +141,7 @@ def test_no_checkpoint_is_complete(folder):
     for step in (1, 2):
         cut_short(folder.path(step) / "weights")
     lines = []
-    assert folder.newest_complete(say=lines.append) is None and len(lines) == 2
+    assert folder.newest_complete(log=lines.append) is None and len(lines) == 2
 
 
 def test_newest_no_later_than_a_step(folder):

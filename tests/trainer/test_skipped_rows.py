@@ -23,7 +23,7 @@ from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.records.metrics import UPDATE_LEFT_OUT, MetricsLog, read_metrics
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import Progress
-from titan_rl.records.steps.skipped_rows import LeftOutRows
+from titan_rl.records.steps.skipped_rows import SkippedRows
 
 pytestmark = pytest.mark.usefixtures("process_group")
 NUM_ROWS, BAD, STEPS = 24, 9, 8
@@ -152,7 +152,7 @@ class Run:
     def __init__(self, root: Path, folder: Path, model_path: Path):
         root.mkdir(exist_ok=True)
         self.run_dir, self.said, self.notes = RunDir(root), [], []
-        self.left_out = LeftOutRows(self.run_dir.left_out_rows)
+        self.left_out = SkippedRows(self.run_dir.left_out_rows)
         config = config_of(folder, "reward_model")
         checked, self.steps = make_steps(config, self.left_out.is_out)
         self.trainer, self.attempts = LocalTrainer(checked, model_path), []
@@ -265,20 +265,20 @@ def test_rows_that_are_too_long_are_listed_once(tmp_path, model_path):
     checked, _ = make_steps(config)
     path = tmp_path / "left_out_rows.jsonl"
     for _ in range(2):  # a run, and the same when it is resumed
-        rows = LeftOutRows(path)
+        rows = SkippedRows(path)
         rows.list_too_long(checked.dataset.too_long)
     listed = [json.loads(line) for line in path.read_text().splitlines()]
     assert [record["row"] for record in listed] == ["rows.jsonl line 1", f"rows.jsonl line {NUM_ROWS + 2}"]
     assert all(record["why"].startswith("too long: 60") and "from_step" not in record for record in listed)
     rows.leave_out({"rows.jsonl line 4": "gradient"}, 7)
-    assert LeftOutRows(path).is_out("rows.jsonl line 4", 7) and not LeftOutRows(path).is_out("rows.jsonl line 4", 6)
-    assert not LeftOutRows(path).is_out("rows.jsonl line 1", 7)
+    assert SkippedRows(path).is_out("rows.jsonl line 4", 7) and not SkippedRows(path).is_out("rows.jsonl line 4", 6)
+    assert not SkippedRows(path).is_out("rows.jsonl line 1", 7)
 
 
 def test_a_record_that_was_cut_short_is_met_again(tmp_path):
     path = tmp_path / "left_out_rows.jsonl"
     path.write_text('{"row": "a line 1", "why": "loss", "from_step": 2}\n[1]\n{"row": "a line 2", "fr')
-    rows = LeftOutRows(path)
+    rows = SkippedRows(path)
     assert rows.is_out("a line 1", 2) and not rows.is_out("a line 2", 9)
     rows.leave_out({"a line 2": "loss"}, 3)
-    assert LeftOutRows(path).is_out("a line 2", 3)
+    assert SkippedRows(path).is_out("a line 2", 3)

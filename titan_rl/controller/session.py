@@ -66,7 +66,7 @@ from titan_rl.records.run_directory.rundir import RunDir, new_run_dir, run_dir_t
 from titan_rl.records.run_directory.sources import check_sources, find_sources, write_sources
 from titan_rl.records.run_directory.summary import Progress, write_summary
 from titan_rl.records.statistics import Proportion
-from titan_rl.records.steps.skipped_rows import LeftOutRows
+from titan_rl.records.steps.skipped_rows import SkippedRows
 from titan_rl.records.trackers import Trackers
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ class Session:
         trackers = Trackers(config.metrics, run_dir.root, self.checked.as_dict(), self.log)
         self.metrics = MetricsLog(run_dir.root, trackers)
         self.stream = PromptStream(self.checked.task, config.run.seed, curriculum=self._curriculum())
-        self._left_out = LeftOutRows(run_dir.left_out_rows)
+        self._left_out = SkippedRows(run_dir.left_out_rows)
         self._folder = CheckpointFolder.of(run_dir, config.checkpoint.keep_latest_k, config.checkpoint.store)
 
     def _curriculum(self) -> Curriculum | None:

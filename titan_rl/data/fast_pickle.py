@@ -4,15 +4,15 @@ import pickle
 from typing import Any
 
 
-class OnePiece:
-    """Of a dataclass: it travels as bytes that were pickled at once. Monarch's pickler and unpickler call Python for
-    each array of a message, which a group has dozens of."""
+class FastPickle:
+    """Base of dataclasses that are pickled into bytes at once. Monarch's pickler and unpickler call Python for each
+    array of a message, which a group has dozens of."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _whole, (type(self), pickle.dumps(vars(self), pickle.HIGHEST_PROTOCOL))
+        return _unpickled, (type(self), pickle.dumps(vars(self), pickle.HIGHEST_PROTOCOL))
 
 
-def _whole(kind: type, fields: bytes) -> Any:
-    made = object.__new__(kind)
-    vars(made).update(pickle.loads(fields))
-    return made
+def _unpickled(kind: type, fields: bytes) -> Any:
+    instance = object.__new__(kind)
+    vars(instance).update(pickle.loads(fields))
+    return instance

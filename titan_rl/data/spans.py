@@ -25,22 +25,23 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """What one actor did since somebody took it. Not more than a few hundred, however often ``add`` is called."""
+    """Recorder of one actor's spans since the last ``take``. Not more than a few hundred, however often ``add`` is
+    called."""
 
     def __init__(self) -> None:
         self._of: dict[str, list[Span]] = {}
         self._gap: dict[str, float] = {}
 
     def add(self, name: str, begin: float, seconds: float) -> None:
-        """One that begins where the last of its name ended goes on with it. Of a name they come in order."""
-        known = self._of.setdefault(name, [])
-        if known and begin - known[-1].end <= self._gap.get(name, _GAP_SECONDS):
-            known[-1] = known[-1]._replace(seconds=max(begin + seconds - known[-1].begin, known[-1].seconds))
+        """Add a span; one that begins where the last of its name ended extends it. Spans of a name come in order."""
+        spans = self._of.setdefault(name, [])
+        if spans and begin - spans[-1].end <= self._gap.get(name, _GAP_SECONDS):
+            spans[-1] = spans[-1]._replace(seconds=max(begin + seconds - spans[-1].begin, spans[-1].seconds))
             return
-        known.append(Span(name, begin, seconds))
-        while len(known) > _MOST:
+        spans.append(Span(name, begin, seconds))
+        while len(spans) > _MOST:
             self._gap[name] = 2 * self._gap.get(name, _GAP_SECONDS)
-            self._of[name] = known = merged(known, self._gap[name])
+            self._of[name] = spans = merged(spans, self._gap[name])
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -52,19 +53,19 @@ class Spans:
             self.add(name, begin, time.time() - begin)
 
     def take(self) -> list[Span]:
-        """In the order of their beginnings."""
-        taken = sorted((span for spans in self._of.values() for span in spans), key=lambda span: span.begin)
+        """Take all spans, in the order of their beginnings."""
+        ordered = sorted((span for spans in self._of.values() for span in spans), key=lambda span: span.begin)
         self._of, self._gap = {}, {}
-        return taken
+        return ordered
 
 
 def merged(spans: list[Span], gap: float) -> list[Span]:
-    """Those of one name in order, with no more than ``gap`` seconds between them, as one."""
-    found: list[Span] = []
+    """Spans of one name, with gaps of up to ``gap`` seconds closed."""
+    joined: list[Span] = []
     for span in spans:
-        if found and span.begin - found[-1].end <= gap:
-            end = max(found[-1].end, span.end)
-            found[-1] = found[-1]._replace(seconds=end - found[-1].begin)
+        if joined and span.begin - joined[-1].end <= gap:
+            end = max(joined[-1].end, span.end)
+            joined[-1] = joined[-1]._replace(seconds=end - joined[-1].begin)
         else:
-            found.append(span)
-    return found
+            joined.append(span)
+    return joined

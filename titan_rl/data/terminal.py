@@ -24,8 +24,8 @@ def _environment() -> dict[str, str]:
 
 
 class Terminal(Console):
-    """What is said, and the cells of tables, are text: no markup is read from them, and no control sequence passes.
-    Rich's own still do: colours, and those that draw a table anew."""
+    """Console for plain text: no markup is read from lines and cells, and no control sequence passes. Rich's own still
+    do: colours, and those that draw a table anew."""
 
     def __init__(self, *, force_jupyter: bool | None = None, force_terminal: bool | None = None, quiet: bool = False):
         settings: dict[str, Any] = {"force_jupyter": force_jupyter, "force_terminal": force_terminal, "quiet": quiet}

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from titan_rl.data.fast_pickle import OnePiece
+from titan_rl.data.fast_pickle import FastPickle
 from titan_rl.data.spans import Span
 
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
@@ -48,7 +48,7 @@ def all_zero(numbers: np.ndarray | float) -> bool:
 
 
 class Provenance(IntEnum):
-    """Who wrote a token."""
+    """Writer of a token."""
 
     TEMPLATE = 0
     MODEL = 1
@@ -61,18 +61,18 @@ _MODEL = int(Provenance.MODEL)  # numpy compares with a member three times as sl
 
 
 def is_model(provenance: np.ndarray) -> np.ndarray:
-    """Of each of these tokens, whether the model wrote it, here."""
+    """Mask of the tokens that the model wrote, here."""
     return provenance == _MODEL
 
 
 def num_model_tokens(provenance: np.ndarray) -> int:
-    """How many of these tokens the model wrote."""
+    """Number of tokens by the model."""
     return int(np.count_nonzero(is_model(provenance)))
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question of a task."""
+    """Question of a task."""
 
     id: str
     """Unique in a run: the stream and the place in it, e.g. ``train/0000012``."""
@@ -103,7 +103,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer of the model inside a rollout: tokens [start, stop)."""
+    """Answer of the model inside a rollout: tokens [start, stop)."""
 
     start: int
     stop: int
@@ -117,8 +117,8 @@ class RequestRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Completion(OnePiece):
-    """What a generator gives back for one request."""
+class Completion(FastPickle):
+    """Answer of a generator to one seed of a request."""
 
     tokens: np.ndarray
     """int32 [T], end of sequence included."""
@@ -131,7 +131,7 @@ class Completion(OnePiece):
 
 @dataclass
 class Rollout:
-    """One sample: every token with its provenance, its sampling logprob and its policy version."""
+    """Sample of a prompt: every token with its provenance, its sampling logprob and its policy version."""
 
     prompt_id: str
     sample: int
@@ -167,17 +167,17 @@ class Rollout:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Of each branch, tokens [start, stop)."""
+        """Tokens [start, stop) of each branch."""
         return list(pairwise([*(self.branches or [0]), len(self.tokens)]))
 
     @property
     def true_reward(self) -> float:
-        """By which it is told whether the answer is right."""
+        """Reward that decides whether the answer is right."""
         return self.reward if self.task_reward is None else self.task_reward
 
     @property
     def outcome(self) -> float:
-        """What was verified of the answer, from 0 to 1: the true reward, cut to that."""
+        """Verified outcome of the answer, from 0 to 1: the true reward, clipped."""
         return min(max(self.true_reward, 0.0), 1.0)
 
     @property
@@ -186,7 +186,7 @@ class Rollout:
 
 
 @dataclass
-class Group(OnePiece):
+class Group(FastPickle):
     """The samples of one prompt."""
 
     prompt_id: str
@@ -213,7 +213,7 @@ class Group(OnePiece):
 
 @dataclass(frozen=True)
 class Sample:
-    """What the packer needs of a rollout, or of one of its branches."""
+    """Packer's input: a rollout, or one of its branches."""
 
     tokens: np.ndarray
     provenance: np.ndarray
@@ -244,7 +244,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Row:
-    """One packed row. Trained token s was predicted at position ``source_S[s]`` of the row."""
+    """Packed row. Trained token s was predicted at position ``source_S[s]`` of the row."""
 
     tokens_T: np.ndarray
     positions_T: np.ndarray
@@ -286,7 +286,7 @@ class Row:
 
     @property
     def are_whole(self) -> list[bool]:
-        """Of each rollout, whether all its branches are here."""
+        """Whether all branches of each rollout are here."""
         return [not self.rollouts or self.rollouts[place][0] not in self.split for place in self._firsts]
 
     @property
@@ -322,7 +322,7 @@ class Batch:
 
 @dataclass
 class StepMetrics:
-    """What one optimizer step did; means are over the batch's trained tokens, all ranks together."""
+    """Metrics of one optimizer step; means are over the batch's trained tokens, all ranks together."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
@@ -342,7 +342,7 @@ class StepMetrics:
 
 @dataclass
 class EngineStatistics:
-    """What an engine did under one version of the weights."""
+    """Statistics of an engine under one version of the weights."""
 
     seconds_busy: float = 0.0
     num_tokens: int = 0
@@ -372,7 +372,7 @@ class EngineStatistics:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a group is sampled."""
+    """Sampling settings of a group."""
 
     num_samples: int
     max_new_tokens: int
@@ -386,7 +386,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """What a generator is asked: one completion of the same tokens for each seed."""
+    """Request to a generator: one completion of the same tokens for each seed."""
 
     tokens: np.ndarray
     seeds: list[int]
@@ -394,7 +394,10 @@ class Request:
     temperature: float
 
     def check(self, vocabulary: int) -> None:
-        """Errors: RequestRefused for tokens that an engine would look up and die of: vLLM without a tokenizer does
-        not check them."""
+        """Check of a request's tokens.
+
+        Errors: RequestRefused for tokens that an engine would look up and die of: vLLM without a tokenizer does not
+        check them.
+        """
         if not len(self.tokens) or not 0 <= int(self.tokens.min()) <= int(self.tokens.max()) < vocabulary:
             raise RequestRefused(f"a prompt needs tokens, each in the model's vocabulary of {vocabulary}")

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.terminal import Terminal
-from titan_rl.records.alarms.alarms import GAMED, HISTORY, Alarm, history
+from titan_rl.records.alarms.alarms import HISTORY, REWARD_HACKING, Alarm, history
 from titan_rl.records.alarms.windows import WINDOW
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
@@ -29,13 +29,13 @@ def check_run(root: Path) -> dict:
         raise ConfigError(f"{root} is a run on data.file, which samples no answers: it has no reward to be gamed")
     records = [record for record in read_metrics(root) if "reward" in record]
     if not records:
-        raise ConfigError(f"{root} tells of no step: give a run directory, such as runs/quickstart-<date>-<time>")
+        raise ConfigError(f"{root} has no recorded step: give a run directory, such as runs/quickstart-<date>-<time>")
     windows = {
         name: (_mean(records[:WINDOW], name), _mean(records[-WINDOW:], name))
         for name in _COLUMNS
         if all(name in record for record in records)
     }
-    alarms, last = history(records, GAMED), int(records[-1]["step"])
+    alarms, last = history(records, REWARD_HACKING), int(records[-1]["step"])
     return {
         "run": str(root),
         "steps": len(records),
@@ -52,7 +52,7 @@ def _mean(records: list[dict[str, float]], name: str) -> float:
 def _unwatched(num_steps: int, windows: dict) -> dict[str, str]:
     """Alarms that could not have been raised, and why."""
     if num_steps < 2 * WINDOW:
-        return dict.fromkeys(GAMED, f"it takes {2 * WINDOW} steps to compare, and there are {num_steps}")
+        return dict.fromkeys(REWARD_HACKING, f"it takes {2 * WINDOW} steps to compare, and there are {num_steps}")
     why = {"grade": "the run has no eval.grader"}
     return {
         alarm: why.get(name, f"{name} was not recorded, or not at every step")

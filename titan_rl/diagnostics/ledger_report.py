@@ -18,7 +18,7 @@ _MAX_FLAWS = 200
 
 
 def discarded_of(account: dict[str, int]) -> dict[str, int]:
-    """Of a ledger's account: reason to number of samples."""
+    """Number of discarded samples by reason, of a ledger's account."""
     prefix = "discarded ("
     return {name[len(prefix) : -1]: count for name, count in account.items() if name.startswith(prefix)}
 

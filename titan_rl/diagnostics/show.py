@@ -23,7 +23,10 @@ _STYLES = {"ok": "green", "truncated": "yellow"}
 
 
 def show(run: Path, *, step: int | None, prompt: str | None, count: int, as_json: bool) -> int:
-    """``step``: the last one recorded by default. ``prompt``: only this one; ``count``: else so many, 0 for all."""
+    """Recorded rollouts of a step, printed.
+
+    ``step``: the last one recorded by default. ``prompt``: only this one; ``count``: else so many, 0 for all.
+    """
     run_dir = existing_run_dir(run)
     if is_on_data(run_dir):
         raise ConfigError(f"{run} is a run on data.file, which samples no answers: there is none to show")
@@ -59,7 +62,7 @@ def _groups(folder: Path, step: int | None) -> tuple[int, list[Group]]:
 
 
 def as_plain(group: Group) -> dict:
-    """Of a group, what a person would ask for."""
+    """Readable fields of a group."""
     return {
         "prompt_id": group.prompt_id,
         "prompt": group.question,
@@ -96,5 +99,5 @@ def lines_of(group: Group) -> Iterator[Text]:
 def _shown(rollout: Rollout) -> tuple[float, str, str, str]:
     """Reward, status, parts of the reward if there are several, and the answer."""
     parts = ", ".join(f"{name} {value:.3g}" for name, value in rollout.reward_parts.items())
-    told = f"  ({parts})" if len(rollout.reward_parts) > 1 else ""
-    return rollout.reward, rollout.status, printable(told, _SHOWN), printable(rollout.text, _SHOWN)
+    listed = f"  ({parts})" if len(rollout.reward_parts) > 1 else ""
+    return rollout.reward, rollout.status, printable(listed, _SHOWN), printable(rollout.text, _SHOWN)

@@ -11,7 +11,10 @@ from titan_rl.records.steps.trace import as_chrome, read_trace
 
 
 def export_trace(run: Path, steps: str | None, out: Path | None) -> int:
-    """``steps``: ``A:B``, or one step; all by default. ``out``: a file; else it is printed. Errors: ConfigError."""
+    """Export of a run's trace.
+
+    ``steps``: ``A:B``, or one step; all by default. ``out``: a file; else it is printed. Errors: ConfigError.
+    """
     first, last = _range(steps)
     run_dir = existing_run_dir(run)
     trace = read_trace(run_dir.root, first, last)
@@ -21,8 +24,8 @@ def export_trace(run: Path, steps: str | None, out: Path | None) -> int:
             f"of each are in metrics.jsonl"
         )
     if not trace:
-        known = read_trace(run)
-        there = f"its steps {min(known)} to {max(known)} are" if known else "none of its steps is"
+        recorded = read_trace(run)
+        there = f"its steps {min(recorded)} to {max(recorded)} are" if recorded else "none of its steps is"
         raise ConfigError(f"{run} has no trace of that: {there} recorded")
     text = json.dumps(as_chrome(trace))
     if out is None:

@@ -20,7 +20,7 @@ UPDATE_LEFT_OUT = "update_left_out"
 
 
 def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
-    """What the groups of a step look like, whatever was trained of them."""
+    """Metrics of a step's sampled groups, independent of what was trained."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = _scored(rollouts)
     lags = [version - int(r.versions[is_model(r.provenance)].min()) for r in scored if r.num_model_tokens]
@@ -47,15 +47,15 @@ def _scored(rollouts: Iterable[Rollout]) -> list[Rollout]:
 
 
 def task_metrics(groups: list[Group]) -> dict[str, float]:
-    """Of each of a mixture's tasks: its share of the prompts, and what its answers earned, where any was scored."""
-    found: dict[str, float] = {}
+    """Share of prompts, and mean reward and accuracy of scored answers, of each task of a mixture."""
+    metrics: dict[str, float] = {}
     for task in sorted({group.task for group in groups if group.task}):
         own = [group for group in groups if group.task == task]
-        found[f"prompts/{task}"] = len(own) / len(groups)
+        metrics[f"prompts/{task}"] = len(own) / len(groups)
         if scored := _scored(rollout for group in own for rollout in group.rollouts):
-            found[f"reward/{task}"] = float(np.mean([rollout.reward for rollout in scored]))
-            found[f"accuracy/{task}"] = float(np.mean([correct(rollout.true_reward) for rollout in scored]))
-    return found
+            metrics[f"reward/{task}"] = float(np.mean([rollout.reward for rollout in scored]))
+            metrics[f"accuracy/{task}"] = float(np.mean([correct(rollout.true_reward) for rollout in scored]))
+    return metrics
 
 
 def part_metrics(rollouts: list[Rollout]) -> dict[str, float]:
@@ -68,27 +68,29 @@ def part_metrics(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def seat_metrics(rollouts: list[Rollout]) -> dict[str, float]:
-    """What each of several that play one episode earned."""
+    """Mean reward of each seat of a multi-player episode."""
     seats = sorted({rollout.seat for rollout in rollouts} - {""})
     return {f"reward/{seat}": float(np.mean([r.reward for r in rollouts if r.seat == seat])) for seat in seats}
 
 
 def turn_metrics(rollouts: list[Rollout]) -> dict[str, float]:
-    """Where environments reply: turns of a rollout, and the share of tokens that they wrote; where tools are called,
-    calls of a rollout, and the shares of them that failed by the model's fault or ran out of time."""
+    """Turns and tool calls per rollout, share of environment tokens, and shares of failed and timed-out calls.
+
+    Empty for single-turn rollouts.
+    """
     if all(len(rollout.turns) < 2 for rollout in rollouts):
         return {}
     calls = Counter(call.status for rollout in rollouts for turn in rollout.turns for call in turn.calls)
     num_tokens = sum(len(rollout.tokens) for rollout in rollouts)
     replied = sum(int((rollout.provenance == Provenance.TOOL).sum()) for rollout in rollouts)
-    found = {
+    metrics = {
         "turns": float(np.mean([len(rollout.turns) for rollout in rollouts])),
         "reply_tokens": replied / num_tokens,
     }
     if calls:
-        found["tool_calls"] = calls.total() / len(rollouts)
-        found |= {f"tool_calls_{status}": calls[status] / calls.total() for status in ("error", "timeout")}
-    return found
+        metrics["tool_calls"] = calls.total() / len(rollouts)
+        metrics |= {f"tool_calls_{status}": calls[status] / calls.total() for status in ("error", "timeout")}
+    return metrics
 
 
 def _with_range(name: str, values: list[float]) -> dict[str, float]:
@@ -98,7 +100,8 @@ def _with_range(name: str, values: list[float]) -> dict[str, float]:
 
 
 def effective_number(counts: Counter[str]) -> float:
-    """Of different answers: the exponential of the entropy of their shares, from 1 (all alike) to how many there are.
+    """Effective number of different answers: the exponential of the entropy of their shares, from 1 (all alike) to
+    their count.
 
     Source: Hill 1973, Ecology 54, 427-432 (order 1).
     """
@@ -133,7 +136,7 @@ def _merge(name: str, values: list[float]) -> float:
 
 
 def trained_metrics(step: StepMetrics) -> dict[str, float]:
-    """For a step's record: what the loss counts stands beside our own, by its own names."""
+    """Metrics of a step's update, under the names of its record, with the loss's own metrics beside them."""
     record = asdict(step)
     record |= record.pop("loss_metrics")
     return {name: value for name, value in record.items() if not name.startswith("seconds_")}
@@ -154,8 +157,8 @@ def speeds(seconds: dict[str, float], generated: int, trained: int) -> dict[str,
 
 
 def bytes_between_hosts(statistics: list[EngineStatistics]) -> dict[str, float]:
-    """Of the weights that a step published, over TCP, to all generators: from the trainers, and handed on. Nothing
-    where none went that way."""
+    """Bytes of a step's weights sent over TCP to all generators: from the trainers, and relayed. Empty where none went
+    that way."""
     trainers = sum(engine.bytes_from_trainers for engine in statistics)
     generators = sum(engine.bytes_from_generators for engine in statistics)
     if not trainers + generators:
@@ -164,13 +167,13 @@ def bytes_between_hosts(statistics: list[EngineStatistics]) -> dict[str, float]:
 
 
 class MetricsLog:
-    """``metrics.jsonl`` of a run directory, and trackers beside it."""
+    """Writer of ``metrics.jsonl`` and of the trackers beside it."""
 
     def __init__(self, root: Path, trackers: Trackers | None = None) -> None:
         self._file, self._trackers = LineFile(root / "metrics.jsonl"), trackers
 
     def write(self, record: dict[str, float]) -> None:
-        """One step; ``step`` is its number. Errors: DiskFull."""
+        """Append a step's record, whose number is ``step``. Errors: DiskFull."""
         self._file.write(json.dumps(record))
         if self._trackers is not None:
             self._trackers.log(record)
@@ -190,7 +193,7 @@ def read_metrics(root: Path) -> Iterator[dict[str, float]]:
 
 
 class MetricsReader:
-    """As ``read_metrics``, for somebody who asks again: what was read before is not read anew."""
+    """Incremental ``read_metrics``: lines that were read before are not read again."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / "metrics.jsonl"
@@ -199,7 +202,7 @@ class MetricsReader:
         """Of the whole lines that were read."""
 
     def records_after(self, step: int) -> list[dict[str, float]]:
-        """Of later steps, in order."""
+        """Records of later steps, in order."""
         self._read_on()
         return [self._records[number] for number in sorted(number for number in self._records if number > step)]
 

@@ -79,12 +79,12 @@ class Panel:
 
 
 def curves_of(records: Iterable[dict[str, float]]) -> dict[str, Points]:
-    """Of each metric its points (step, value)."""
-    found: dict[str, Points] = {}
+    """Points (step, value) of each metric."""
+    curves: dict[str, Points] = {}
     for record in records:
         for name, value in _with_disagreement(record).items():
-            found.setdefault(name, []).append((record["step"], value))
-    return found
+            curves.setdefault(name, []).append((record["step"], value))
+    return curves
 
 
 def _with_disagreement(record: dict[str, float]) -> dict[str, float]:
@@ -94,7 +94,7 @@ def _with_disagreement(record: dict[str, float]) -> dict[str, float]:
 
 
 def panels_of(names: Iterable[str]) -> list[Panel]:
-    """Of the metrics that were recorded, in the order of the groups."""
+    """Panels of the recorded metrics, in the order of the groups."""
     left = [name for name in dict.fromkeys(names) if not _fits(name, _HIDDEN)]
     panels = []
     for group, its in GROUPS.items():
@@ -116,7 +116,7 @@ def plot_curves(root: Path, out: Path) -> None:
 
 
 def figure_of(root: Path) -> "Figure | None":
-    """The same in memory; None without a step."""
+    """Figure in memory; None without a step."""
     from matplotlib.figure import Figure  # without pyplot, whose backend belongs to whoever runs the notebook
     from matplotlib.ticker import MaxNLocator
 

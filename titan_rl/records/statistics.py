@@ -10,7 +10,7 @@ _Z = 1.959963984540054
 
 @dataclass(frozen=True)
 class Proportion:
-    """``correct`` of ``count``, with Wilson's 95 % interval (Wilson 1927, JASA 22, 209-212)."""
+    """Proportion ``correct`` of ``count``, with Wilson's 95 % interval (Wilson 1927, JASA 22, 209-212)."""
 
     correct: int
     count: int

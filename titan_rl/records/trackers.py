@@ -86,7 +86,10 @@ class Trackio:
 
 
 def check_trackers(settings: MetricsConfig) -> None:
-    """Errors: ConfigError for one that is not installed, or that would ask for a login in the middle of a run."""
+    """Check of the configured trackers.
+
+    Errors: ConfigError for one that is not installed, or that would ask for a login in the middle of a run.
+    """
     for name in ("wandb", "trackio"):
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
             raise ConfigError(f"metrics.{name} = true needs a package: pip install {name}, or leave it out")
@@ -106,11 +109,11 @@ _KINDS: dict[str, Callable[[str, Path, dict[str, Any]], Tracker]] = {
 
 
 class Trackers:
-    """Owns those that were asked for. What goes wrong with one is said, once, and the run goes on without it."""
+    """Owner of the configured trackers. What goes wrong with one is said, once, and the run goes on without it."""
 
-    def __init__(self, settings: MetricsConfig, root: Path, config: dict[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(self, settings: MetricsConfig, root: Path, config: dict[str, Any], log: Callable[[str], None]) -> None:
         """``config``: the resolved one."""
-        self._say = say
+        self._log = log
         self._open: dict[str, Tracker] = {}
         for name, kind in _KINDS.items():
             if getattr(settings, name):
@@ -134,4 +137,4 @@ class Trackers:
         except Exception as error:  # of a library that talks to a server: whatever it raises
             self._open.pop(name, None)
             line = next(iter(str(error).strip().splitlines()), "")
-            self._say(f"metrics.{name}: {type(error).__name__}: {line}; the run goes on without it")
+            self._log(f"metrics.{name}: {type(error).__name__}: {line}; the run goes on without it")

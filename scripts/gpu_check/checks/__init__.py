@@ -1,4 +1,4 @@
-"""What each row does: a function that takes the house and gives figures, by the row's name in thresholds.py."""
+"""What each row does: a function of the fixtures that gives figures, by the row's name in thresholds.py."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +16,9 @@ from gpu_check.checks import (
     snapshots,
     train,
 )
-from gpu_check.fixtures import House
+from gpu_check.fixtures import Fixtures
 
-Checks = dict[str, Callable[[House], dict[str, Any]]]
+Checks = dict[str, Callable[[Fixtures], dict[str, Any]]]
 CHECKS: Checks = {
     "deterministic": deterministic.check,
     "right": correctness.check,

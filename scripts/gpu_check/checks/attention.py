@@ -9,7 +9,7 @@ import torch
 import titan_rl.models.device  # isort: skip  # noqa: F401  (before any other torchtitan module)
 
 from gpu_check.bench import mib, relative_error
-from gpu_check.fixtures import House
+from gpu_check.fixtures import Fixtures
 from titan_rl.data.types import Segment
 from titan_rl.models.layers import attention
 from titan_rl.models.layers.attention import Form, PackedAttention, plan_attention
@@ -23,12 +23,12 @@ _RATIOS = ("packed_seconds_of_blocks", "packed_peak_of_blocks")
 Run = Callable[[], tuple[torch.Tensor, ...]]
 
 
-def check(house: House) -> dict[str, Any]:
-    measured = [_measured(house, shape) for shape in (_TINY if house.rehearse else _SHAPES)]
+def check(fixtures: Fixtures) -> dict[str, Any]:
+    measured = [_measured(fixtures, shape) for shape in (_TINY if fixtures.rehearse else _SHAPES)]
     ratios = {name: [one[name] for one in measured if name in one] for name in _RATIOS}
-    found = {"shapes": measured} | _errors(house, _TINY[0] if house.rehearse else _SMALL)
-    found |= {name: max(of_shapes) for name, of_shapes in ratios.items() if of_shapes}
-    return found | ({} if _has_packed() else {"why_not": "this tree has no packed form"})
+    figures = {"shapes": measured} | _errors(fixtures, _TINY[0] if fixtures.rehearse else _SMALL)
+    figures |= {name: max(of_shapes) for name, of_shapes in ratios.items() if of_shapes}
+    return figures | ({} if _has_packed() else {"why_not": "this tree has no packed form"})
 
 
 def _has_packed() -> bool:
@@ -45,14 +45,14 @@ def _segments(prefix: int, count: int, length: int) -> list[Segment]:
     return [Segment(0, prefix), *behind]
 
 
-def _pass(house: House, form: Form, shape: tuple[int, int, int], dtype: torch.dtype) -> Run:
+def _pass(fixtures: Fixtures, form: Form, shape: tuple[int, int, int], dtype: torch.dtype) -> Run:
     """Forward and backward of one layer; the output and the gradients of queries, keys and values."""
     torch.manual_seed(0)
     total = shape[0] + shape[1] * shape[2]
     forms: list[Form] = [form] if form == "packed" else []
-    plan = plan_attention(_segments(*shape), total, house.device, *forms)
-    sizes = (_HEADS, _KEY_HEADS, _KEY_HEADS) if house.bench.on_gpu else (4, 2, 2)
-    leaves = [torch.randn(1, total, heads, _SIZE).to(house.device, dtype).requires_grad_() for heads in sizes]
+    plan = plan_attention(_segments(*shape), total, fixtures.device, *forms)
+    sizes = (_HEADS, _KEY_HEADS, _KEY_HEADS) if fixtures.bench.on_gpu else (4, 2, 2)
+    leaves = [torch.randn(1, total, heads, _SIZE).to(fixtures.device, dtype).requires_grad_() for heads in sizes]
     upstream = torch.randn_like(leaves[0], requires_grad=False)
     layer = PackedAttention.Config().build()
 
@@ -63,29 +63,29 @@ def _pass(house: House, form: Form, shape: tuple[int, int, int], dtype: torch.dt
     return run
 
 
-def _errors(house: House, shape: tuple[int, int, int]) -> dict[str, float]:
-    exact = [one.detach().float() for one in _pass(house, "blocks", shape, torch.float32)()]
-    found = {}
-    for form in _forms(house.device):
-        pairs = zip(_pass(house, form, shape, torch.bfloat16)(), exact, strict=True)
-        found[f"{form}_error"] = max(relative_error(*pair) for pair in pairs)
-    return found
+def _errors(fixtures: Fixtures, shape: tuple[int, int, int]) -> dict[str, float]:
+    exact = [one.detach().float() for one in _pass(fixtures, "blocks", shape, torch.float32)()]
+    errors = {}
+    for form in _forms(fixtures.device):
+        pairs = zip(_pass(fixtures, form, shape, torch.bfloat16)(), exact, strict=True)
+        errors[f"{form}_error"] = max(relative_error(*pair) for pair in pairs)
+    return errors
 
 
-def _measured(house: House, shape: tuple[int, int, int]) -> dict[str, Any]:
+def _measured(fixtures: Fixtures, shape: tuple[int, int, int]) -> dict[str, Any]:
     row: dict[str, Any] = {"shape": list(shape)}
-    for form in _forms(house.device):
+    for form in _forms(fixtures.device):
         try:
-            run = _pass(house, form, shape, torch.bfloat16)
-            held = house.bench.held()
-            row[f"{form}_seconds_first"] = house.bench.once(run)
-            row[f"{form}_seconds"] = house.bench.seconds(run)
-            row[f"{form}_peak_mib"] = mib(house.bench.peak(run) - held)
+            run = _pass(fixtures, form, shape, torch.bfloat16)
+            held = fixtures.bench.held()
+            row[f"{form}_seconds_first"] = fixtures.bench.once(run)
+            row[f"{form}_seconds"] = fixtures.bench.seconds(run)
+            row[f"{form}_peak_mib"] = mib(fixtures.bench.peak(run) - held)
         except torch.OutOfMemoryError as error:  # dense masks of long samples may not fit: a figure, too
             row[f"{form}_failed"] = str(error).splitlines()[0][:200]
         finally:
             run = None
-            house.bench.empty_cache()
+            fixtures.bench.empty_cache()
     return row | _ratios(row)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 
 from gpu_check.bench import relative_error
-from gpu_check.fixtures import House
+from gpu_check.fixtures import Fixtures
 from titan_rl.kernels.batch_invariant import batch_invariant_log_softmax, batch_invariant_matmul
 from titan_rl.kernels.discounted_scan import advantages_and_returns
 from titan_rl.kernels.linear_logprob import linear_logprob
@@ -22,14 +22,14 @@ _BOTH: tuple[tuple[Literal["triton", "reference"], _Widening], ...] = (
 """Implementations, and what makes inputs of the dtype that each computes in."""
 
 
-def _worst(found: list[Figures]) -> Figures:
-    return {name: max(one[name] for one in found) for name in found[0]}
+def _worst(figures: list[Figures]) -> Figures:
+    return {name: max(one[name] for one in figures) for name in figures[0]}
 
 
-def check_linear_logprob(house: House) -> Figures:
-    shapes = [(5, 130, 24), (3, 70, 72)] if house.rehearse else [(1, 7, 5), (33, 1030, 64), (300, 5000, 576)]
-    return _worst([_linear_logprob(house.device, torch.float32, "fp32", *shape) for shape in shapes]) | _worst(
-        [_linear_logprob(house.device, torch.bfloat16, "bf16", *shape) for shape in shapes]
+def check_linear_logprob(fixtures: Fixtures) -> Figures:
+    shapes = [(5, 130, 24), (3, 70, 72)] if fixtures.rehearse else [(1, 7, 5), (33, 1030, 64), (300, 5000, 576)]
+    return _worst([_linear_logprob(fixtures.device, torch.float32, "fp32", *shape) for shape in shapes]) | _worst(
+        [_linear_logprob(fixtures.device, torch.bfloat16, "bf16", *shape) for shape in shapes]
     )
 
 
@@ -38,31 +38,31 @@ def _linear_logprob(device: torch.device, dtype: torch.dtype, name: str, tokens:
     hidden_SD, weight_VD = torch.randn(tokens, dim), 3 * torch.randn(words, dim) / dim**0.5
     leaves = [one.to(device, dtype).requires_grad_() for one in (hidden_SD, weight_VD)]
     target_S, temperature = torch.randint(words, (tokens,)).to(device), 0.7
-    found = linear_logprob(leaves[0], leaves[1], target_S, temperature=temperature, implementation="triton")
+    computed = linear_logprob(leaves[0], leaves[1], target_S, temperature=temperature, implementation="triton")
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
     logprob_SV = (exact_leaves[0] @ exact_leaves[1].T / temperature).log_softmax(-1)
     exact = logprob_SV.gather(1, target_S[:, None])[:, 0], -(logprob_SV.exp() * logprob_SV).sum(-1)
     norms = [leaf.detach().norm(dim=1).max() for leaf in exact_leaves]
     bound = 2**-22 * (1 + float(norms[0] * norms[1])) / temperature  # what linear_logprob promises
     error = max(
-        float((one.detach().double() - other.detach()).abs().max()) for one, other in zip(found, exact, strict=True)
+        float((one.detach().double() - other.detach()).abs().max()) for one, other in zip(computed, exact, strict=True)
     )
     upstream_S = torch.randn(tokens).to(device)
-    gradients = torch.autograd.grad(found[0], leaves, upstream_S)
+    gradients = torch.autograd.grad(computed[0], leaves, upstream_S)
     exact_gradients = torch.autograd.grad(exact[0], exact_leaves, upstream_S.double())
     pairs = zip(gradients, exact_gradients, strict=True)
     return {f"{name}_of_bound": error / bound, f"{name}_gradient_error": max(relative_error(*pair) for pair in pairs)}
 
 
-def check_policy_loss(house: House) -> Figures:
-    num_tokens = 70 if house.rehearse else 3001
+def check_policy_loss(fixtures: Fixtures) -> Figures:
+    num_tokens = 70 if fixtures.rehearse else 3001
     torch.manual_seed(0)
     logprob_S = torch.randn(num_tokens).sub(2)
     old_S, reference_S = (logprob_S + 0.1 * torch.randn(num_tokens) for _ in range(2))
     advantage_S, weight_S = torch.randn(num_tokens), torch.rand(num_tokens)
-    inputs = [one.to(house.device) for one in (logprob_S, old_S, advantage_S, weight_S)]
-    offsets_N = torch.tensor([0, 9, num_tokens], device=house.device)
-    more = {"reference_logprob_S": reference_S.to(house.device), "offsets_N": offsets_N}
+    inputs = [one.to(fixtures.device) for one in (logprob_S, old_S, advantage_S, weight_S)]
+    offsets_N = torch.tensor([0, 9, num_tokens], device=fixtures.device)
+    more = {"reference_logprob_S": reference_S.to(fixtures.device), "offsets_N": offsets_N}
     objectives = [
         Objective(dual_clip=3.0, kl_coefficient=0.1),
         Objective(kind="cispo", kl_coefficient=0.1, kl_estimator="k2"),
@@ -74,14 +74,14 @@ def check_policy_loss(house: House) -> Figures:
 
 def _policy_loss(inputs: list[torch.Tensor], more: dict[str, torch.Tensor], objective: Objective) -> Figures:
     """The reference computes in its inputs' dtype."""
-    found = []
+    results = []
     for implementation, wide in _BOTH:
         leaf = wide(inputs[0]).requires_grad_()
         more_wide = {name: value if name == "offsets_N" else wide(value) for name, value in more.items()}
         old_S, advantage_S, weight_S = (wide(one) for one in inputs[1:])
         loss, _ = policy_loss(leaf, old_S, advantage_S, weight_S, objective, **more_wide, implementation=implementation)
-        found.append((loss.detach(), torch.autograd.grad(loss, leaf)[0]))
-    (loss, gradient), (exact_loss, exact_gradient) = found
+        results.append((loss.detach(), torch.autograd.grad(loss, leaf)[0]))
+    (loss, gradient), (exact_loss, exact_gradient) = results
     size = float(sum(one.double().abs().mean() for one in inputs[2:]))
     return {
         "loss_error": float(abs(loss.double() - exact_loss)) / max(float(exact_loss.abs()), size),
@@ -89,37 +89,39 @@ def _policy_loss(inputs: list[torch.Tensor], more: dict[str, torch.Tensor], obje
     }
 
 
-def check_discounted_scan(house: House) -> Figures:
-    num_tokens = 100 if house.rehearse else 100_003
+def check_discounted_scan(fixtures: Fixtures) -> Figures:
+    num_tokens = 100 if fixtures.rehearse else 100_003
     torch.manual_seed(0)
-    rewards_T, values_T = (torch.randn(num_tokens).to(house.device) for _ in range(2))
-    last_T = (torch.rand(num_tokens) < 1e-3).to(house.device)
-    found, exact = (
+    rewards_T, values_T = (torch.randn(num_tokens).to(fixtures.device) for _ in range(2))
+    last_T = (torch.rand(num_tokens) < 1e-3).to(fixtures.device)
+    computed, exact = (
         advantages_and_returns(wide(rewards_T), wide(values_T), last_T, 0.99, 0.95, implementation=how)
         for how, wide in _BOTH
     )
-    return {"error": max(relative_error(one, other) for one, other in zip(found, exact, strict=True))}
+    return {"error": max(relative_error(one, other) for one, other in zip(computed, exact, strict=True))}
 
 
-def check_pack_cast(house: House) -> Figures:
-    shapes = [(130, 64), (7,)] if house.rehearse else [(1000, 528), (300, 130), (4097,)]
+def check_pack_cast(fixtures: Fixtures) -> Figures:
+    shapes = [(130, 64), (7,)] if fixtures.rehearse else [(1000, 528), (300, 130), (4097,)]
     torch.manual_seed(0)
-    shards, same = [torch.randn(shape).to(house.device) for shape in shapes], True
+    shards, same = [torch.randn(shape).to(fixtures.device) for shape in shapes], True
     # the interpreter rounds otherwise (test_kernels_pack_cast.py works around it); whole numbers are exact
-    shards = [(8 * shard).round() for shard in shards] if house.rehearse else shards
-    for fp8 in (False,) if house.rehearse else (False, True):
-        packed = [Staging(shapes, fp8=fp8, device=house.device, implementation=how) for how in ("triton", "reference")]
+    shards = [(8 * shard).round() for shard in shards] if fixtures.rehearse else shards
+    for fp8 in (False,) if fixtures.rehearse else (False, True):
+        packed = [
+            Staging(shapes, fp8=fp8, device=fixtures.device, implementation=how) for how in ("triton", "reference")
+        ]
         (buffer, total), (expected, expected_total) = (one.pack(shards) for one in packed)
         same = same and bool(torch.equal(buffer, expected)) and int(total) == int(expected_total)
     return {"same_bytes": same}
 
 
-def check_batch_invariant(house: House) -> Figures:
-    depth, largest, sizes = (64, 24, (1, 7)) if house.rehearse else (1024, 300, (1, 2, 63, 64, 65, 129))
+def check_batch_invariant(fixtures: Fixtures) -> Figures:
+    depth, largest, sizes = (64, 24, (1, 7)) if fixtures.rehearse else (1024, 300, (1, 2, 63, 64, 65, 129))
     torch.manual_seed(0)
-    rows_MK, weight_NK = (torch.randn(count, depth).to(house.device, torch.bfloat16) for count in (largest, 96))
+    rows_MK, weight_NK = (torch.randn(count, depth).to(fixtures.device, torch.bfloat16) for count in (largest, 96))
     whole_MN = batch_invariant_matmul(rows_MK, weight_NK, implementation="triton")
-    logits_MN = torch.randn(largest, 1030).to(house.device)
+    logits_MN = torch.randn(largest, 1030).to(fixtures.device)
     log_MN = batch_invariant_log_softmax(logits_MN, implementation="triton")
     same = True
     for size in sizes:
@@ -131,7 +133,7 @@ def check_batch_invariant(house: House) -> Figures:
     return {"same_bits": same, "error": max(errors)}
 
 
-CHECKS: dict[str, Callable[[House], Figures]] = {
+CHECKS: dict[str, Callable[[Fixtures], Figures]] = {
     "linear_logprob": check_linear_logprob,
     "policy_loss": check_policy_loss,
     "discounted_scan": check_discounted_scan,

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from gpu_check.fixtures import DirectTrainer, House
+from gpu_check.fixtures import DirectTrainer, Fixtures
 from gpu_check.sizes import LONG_STEP
 from titan_rl.compat.torch.tensors import copy_each
 from titan_rl.data.types import Row
 
 
-def check(house: House) -> dict[str, Any]:
-    bench, trainer = house.bench, house.trainer("1b", house.config(activation_checkpoint={"mode": "full"}))
-    layout = house.plan(trainer).slot(0)
-    house.open_region(trainer, layout)
+def check(fixtures: Fixtures) -> dict[str, Any]:
+    bench, trainer = fixtures.bench, fixtures.trainer("1b", fixtures.config(activation_checkpoint={"mode": "full"}))
+    layout = fixtures.plan(trainer).slot(0)
+    fixtures.open_region(trainer, layout)
     versions = iter(range(0, 1000, 2))  # all go to one slot
 
     def publish() -> None:
@@ -28,11 +28,11 @@ def check(house: House) -> dict[str, Any]:
     places, values = ([pair[index].detach() for pair in copies] for index in (0, 1))
     # what a publish must do at least: the same bytes are read and written
     copy = bench.seconds(lambda: copy_each(places, values))
-    flat = torch.empty(layout.nbytes, dtype=torch.uint8, device=house.device)
+    flat = torch.empty(layout.nbytes, dtype=torch.uint8, device=fixtures.device)
     raw = bench.seconds(lambda: flat.copy_(trainer.writer.region.slots[0]))
-    rows = house.rows("1b", LONG_STEP)
-    step = bench.seconds(lambda: house.step(trainer, rows), repeats=1 if house.rehearse else 3)
-    beside, stamped = _beside(house, trainer, rows, next(versions))
+    rows = fixtures.rows("1b", LONG_STEP)
+    step = bench.seconds(lambda: fixtures.step(trainer, rows), repeats=1 if fixtures.rehearse else 3)
+    beside, stamped = _beside(fixtures, trainer, rows, next(versions))
     return {
         "stamped": int(trainer.writer.region.header.stamps[0]) > 0,
         "publish_of_copy": alone / copy,
@@ -49,14 +49,14 @@ def check(house: House) -> dict[str, Any]:
     }
 
 
-def _beside(house: House, trainer: DirectTrainer, rows: list[Row], version: int) -> tuple[float, float]:
+def _beside(fixtures: Fixtures, trainer: DirectTrainer, rows: list[Row], version: int) -> tuple[float, float]:
     """Seconds of a step that begins with the publish, and until the version is there."""
     stamped, begun = [], time.perf_counter()
     trainer.stage(version)
     watcher = threading.Thread(target=lambda: (trainer.writer.wait(), stamped.append(time.perf_counter() - begun)))
     watcher.start()
-    house.step(trainer, rows)
-    house.bench.wait()
+    fixtures.step(trainer, rows)
+    fixtures.bench.wait()
     seconds = time.perf_counter() - begun
     watcher.join()
     return seconds, stamped[0]

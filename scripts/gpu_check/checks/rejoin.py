@@ -3,19 +3,19 @@
 from typing import Any
 
 from gpu_check.bench import mib
-from gpu_check.fixtures import House
+from gpu_check.fixtures import Fixtures
 from gpu_check.sizes import STEP
 
 
-def check(house: House) -> dict[str, Any]:
-    bench, config = house.bench, house.config(recovery={"snapshot_every": 1})
-    trainer = house.trainer("1b", config)
+def check(fixtures: Fixtures) -> dict[str, Any]:
+    bench, config = fixtures.bench, fixtures.config(recovery={"snapshot_every": 1})
+    trainer = fixtures.trainer("1b", config)
     trainer.open_snapshots()
-    house.step(trainer, house.rows("1b", STEP), snapshot=1)
+    fixtures.step(trainer, fixtures.rows("1b", STEP), snapshot=1)
     steps = trainer.snapshot_steps()
     bench.empty_cache()
     held = bench.held()
-    peak = bench.peak(lambda: house.join(trainer, config))
+    peak = bench.peak(lambda: fixtures.join(trainer, config))
     joined = bench.once(lambda: trainer.restore(1, None))
     return {
         "peak_of_one": peak / held,

@@ -6,29 +6,29 @@ from typing import Any
 import torch
 
 from gpu_check.bench import mib
-from gpu_check.fixtures import House
+from gpu_check.fixtures import Fixtures
 from gpu_check.sizes import STEP, operations
 
 
-def check(house: House, *, size: str, dtype: str) -> dict[str, Any]:
-    bench, losses = house.bench, []
-    built = bench.once(lambda: house.model(size))
+def check(fixtures: Fixtures, *, size: str, dtype: str) -> dict[str, Any]:
+    bench, losses = fixtures.bench, []
+    built = bench.once(lambda: fixtures.model(size))
     trainer, batches = (
-        house.trainer(size, house.config(dtype)),
-        iter([house.rows(size, STEP, seed) for seed in range(6)]),
+        fixtures.trainer(size, fixtures.config(dtype)),
+        iter([fixtures.rows(size, STEP, seed) for seed in range(6)]),
     )
 
     def step() -> None:
-        losses.append(house.step(trainer, next(batches)).loss)
+        losses.append(fixtures.step(trainer, next(batches)).loss)
 
     first = bench.once(step)
     seconds = bench.seconds(step, repeats=3, warm=1)
     rows = next(batches)
-    peak = bench.peak(lambda: losses.append(house.step(trainer, rows).loss))
+    peak = bench.peak(lambda: losses.append(fixtures.step(trainer, rows).loss))
     tokens, rate = sum(len(row.tokens_T) for row in rows), bench.matrix_rate(getattr(torch, dtype))
     return {
         "loss_is_finite": all(map(math.isfinite, losses)),
-        "share_of_matrix_rate": operations(house.size(size), rows) / seconds / rate,
+        "share_of_matrix_rate": operations(fixtures.size(size), rows) / seconds / rate,
         "tokens_per_second": tokens / seconds,
         "seconds": seconds,
         "seconds_first": first,

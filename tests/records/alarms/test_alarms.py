@@ -195,7 +195,7 @@ def test_the_command_says_what_it_could_not_watch(tmp_path, capsys):
 
 def test_mistakes_are_one_line(tmp_path, capsys):
     assert main(["hack-check", str(tmp_path)]) == 2
-    assert "tells of no step" in capsys.readouterr().err
+    assert "has no recorded step" in capsys.readouterr().err
     assert main(["hack-check", str(tmp_path / "nothing")]) == 2
     assert main(["hack-check", str(tmp_path), "--run.seed", "1"]) == 2
 

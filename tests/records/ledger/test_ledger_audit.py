@@ -390,7 +390,7 @@ def test_an_end_that_was_cut_off_with_its_rows_is_seen(witnessed, capsys):
     assert main(["ledger", str(witnessed)]) == 1
     said = capsys.readouterr().out
     assert "rollouts of step 2 are recorded, but the ledger ends at step 0" in said
-    assert "metrics.jsonl tells of step 2" in said and "a checkpoint tells of step 2" in said
+    assert "metrics.jsonl has step 2" in said and "a checkpoint has step 2" in said
 
 
 def test_rollouts_that_cannot_be_read_are_told(witnessed):

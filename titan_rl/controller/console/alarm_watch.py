@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from titan_rl.data.callbacks import Log, RecordEvent
-from titan_rl.records.alarms.alarms import GAMED, NAMES, standing
+from titan_rl.records.alarms.alarms import NAMES, REWARD_HACKING, standing
 from titan_rl.records.metrics import read_metrics
 
 
@@ -29,7 +29,7 @@ class AlarmWatch:
         self._records[step] = record
         alarms = standing(list(self._records.values()))
         for name in alarms.keys() - self._standing:
-            more = "; `titan-rl hack-check` tells more" if name in GAMED else ""
+            more = "; `titan-rl hack-check` tells more" if name in REWARD_HACKING else ""
             self.log(f"step {step}: ALARM {name}: {alarms[name]}{more}")
             self.record_event("alarm", name=name, step=step, says=alarms[name])
         self._standing = set(alarms)

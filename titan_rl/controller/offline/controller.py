@@ -28,7 +28,7 @@ from titan_rl.records.checkpoints.checkpoints import ControllerState
 from titan_rl.records.metrics import UPDATE_LEFT_OUT, read_metrics, trained_metrics
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import Progress
-from titan_rl.records.steps.skipped_rows import LeftOutRows
+from titan_rl.records.steps.skipped_rows import SkippedRows
 from titan_rl.trainer.model.determinism import is_equal
 
 _OF_ROLLOUTS = ("agreement_mean", "agreement_max", "kl_k3")
@@ -48,7 +48,7 @@ class DataComponents:
     frozen: FrozenWeights
     reporter: Reporter
     progress: Progress
-    left_out: LeftOutRows
+    left_out: SkippedRows
 
 
 class OfflineController(Loop):

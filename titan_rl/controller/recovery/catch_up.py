@@ -42,7 +42,7 @@ class RecoveryBase(ABC):
         )
 
     async def _newest_complete(self) -> tuple[Path, ControllerState] | None:
-        return await asyncio.to_thread(self.folder.newest_complete, say=self.log)
+        return await asyncio.to_thread(self.folder.newest_complete, log=self.log)
 
     async def load_newest(self, trainer: TrainerMesh) -> Path | None:
         """The checkpoint that trainer and progress are at now; None if none is complete."""

@@ -24,7 +24,7 @@ from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Row, Sample, Segment, al
 
 @dataclass(frozen=True)
 class Unit:
-    """What stays in one row: samples that share something, or one that shares nothing."""
+    """Packing unit: samples of one row that share a prefix, or one without."""
 
     samples: list[Sample]
     shares: list["Share"]
@@ -36,7 +36,7 @@ class Unit:
 
 
 class Share(NamedTuple):
-    """What a sample has of the batch."""
+    """Share of a sample in the batch."""
 
     weight: float
     """Of each of its trained tokens."""
@@ -47,7 +47,7 @@ class Share(NamedTuple):
 
 
 def rollout_numbers(samples: Iterable[Sample]) -> list[int]:
-    """Of each sample the number of its rollout, whose branches follow each other."""
+    """Rollout number of each sample; branches of a rollout follow each other."""
     return list(accumulate(int(sample.branch == 0) for sample in samples))
 
 
@@ -89,27 +89,27 @@ def _shares(samples: list[Sample], weights: list[float]) -> list[Share]:
 def _units(
     group: list[Sample], shares: list[Share], row_tokens: int, share_prefix: bool, keep_together: bool
 ) -> list[Unit]:
-    whole = Unit(group, shares, prefix_tree(group, share=share_prefix))
-    if keep_together or len(group) == 1 or (whole.tree.is_shared and whole.num_tokens <= row_tokens):
-        return [whole]
-    if not whole.tree.is_shared:
-        return _roots(whole, row_tokens)
-    return _cut(whole, row_tokens)
+    group_unit = Unit(group, shares, prefix_tree(group, share=share_prefix))
+    if keep_together or len(group) == 1 or (group_unit.tree.is_shared and group_unit.num_tokens <= row_tokens):
+        return [group_unit]
+    if not group_unit.tree.is_shared:
+        return _roots(group_unit, row_tokens)
+    return _cut(group_unit, row_tokens)
 
 
-def _roots(whole: Unit, row_tokens: int) -> list[Unit]:
+def _roots(group_unit: Unit, row_tokens: int) -> list[Unit]:
     """One for each of the tree's first nodes."""
     of_root: dict[int, list[int]] = {}
-    for place, last in enumerate(whole.tree.last):
-        of_root.setdefault(whole.tree.path(last)[0], []).append(place)
-    parts = [([whole.samples[p] for p in own], [whole.shares[p] for p in own]) for own in of_root.values()]
+    for place, last in enumerate(group_unit.tree.last):
+        of_root.setdefault(group_unit.tree.path(last)[0], []).append(place)
+    parts = [([group_unit.samples[p] for p in own], [group_unit.shares[p] for p in own]) for own in of_root.values()]
     return [unit for part in parts for unit in _units(*part, row_tokens, True, False)]
 
 
-def _cut(whole: Unit, row_tokens: int) -> list[Unit]:
+def _cut(group_unit: Unit, row_tokens: int) -> list[Unit]:
     """As many samples in a row as it has room for, one after the other."""
     units: list[Unit] = []
-    for sample, share in zip(whole.samples, whole.shares, strict=True):
+    for sample, share in zip(group_unit.samples, group_unit.shares, strict=True):
         last = units[-1] if units else Unit([], [], Tree([], []))
         longer = Unit([*last.samples, sample], [*last.shares, share], prefix_tree([*last.samples, sample]))
         if units and longer.num_tokens <= row_tokens and longer.tree.is_shared:

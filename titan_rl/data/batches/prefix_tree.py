@@ -47,7 +47,7 @@ class Tree:
         return sum(node.parent is None for node in self.nodes) == 1
 
     def path(self, number: int | None) -> list[int]:
-        """From the first node to this one."""
+        """Path from the first node to this one."""
         above: list[int] = []
         while number is not None:
             above.append(number)
@@ -56,7 +56,7 @@ class Tree:
 
 
 def prefix_tree(samples: Sequence[Sample], *, share: bool = True) -> Tree:
-    """``share``: whether anything is shared at all."""
+    """Prefix tree of a group's samples. ``share``: whether anything is shared at all."""
     building = _Building(samples)
     if share:
         building.add(list(range(len(samples))), 0, None)
@@ -125,12 +125,12 @@ class _Building:
 
 
 def ranges(tree: Tree, starts: Sequence[int], number: int | None) -> tuple[tuple[int, int], ...]:
-    """Where the tokens of a node and all above it are in a row: (start, length), in order. ``starts``: of the nodes."""
+    """Ranges (start, length) of a node's tokens and all above it in a row, in order. ``starts``: of the nodes."""
     nodes = [(starts[each], tree.nodes[each]) for each in tree.path(number)]
     return tuple((start, node.end - node.begin) for start, node in nodes if node.end > node.begin)
 
 
-def places(found: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Of ranges, each place: int64."""
-    parts = [np.arange(start, start + length) for start, length in found]
+def places(ranges: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Places of ranges: int64."""
+    parts = [np.arange(start, start + length) for start, length in ranges]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)

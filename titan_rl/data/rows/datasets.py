@@ -11,7 +11,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import DataConfig
 from titan_rl.data.rows.examples import Example, make_example
 from titan_rl.data.rows.row_files import RawRow, find_file, read_raw_rows
-from titan_rl.data.rows.row_shapes import FORMATS, Asked, Kind, read_row
+from titan_rl.data.rows.row_shapes import FORMATS, Kind, ParsedRow, read_row
 from titan_rl.data.rows.splits import places_of, split_by_file, split_by_share
 from titan_rl.data.text.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ class TooLong:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a run trains on, and what it is measured on."""
+    """Training and held-out examples of a run."""
 
     train: list[Example]
     held_out: list[Example]
@@ -43,7 +43,7 @@ class Dataset:
         return [self.train[place] for place in places_of(first, count, len(self.train), stream, seed)]
 
 
-def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> tuple[list[Asked], list[Asked]]:
+def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> tuple[list[ParsedRow], list[ParsedRow]]:
     """Rows to train on, and held-out ones, of the files that ``[data]`` names. Errors: ConfigError."""
     check_format(settings, kind)
     rows = _read_file("file", settings.file, settings, kind, folders)
@@ -56,31 +56,34 @@ def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> tupl
 
 
 def check_format(settings: DataConfig, kind: Kind) -> None:
-    """Errors: ConfigError for a format that the algorithm cannot be trained on."""
+    """Check of ``data.format`` against the algorithm.
+
+    Errors: ConfigError for a format that the algorithm cannot be trained on.
+    """
     if settings.format != "auto" and settings.format not in FORMATS[kind]:
-        known = ", ".join(FORMATS[kind])
-        raise ConfigError(f"data.format = {settings.format!r}: the algorithm trains on {kind}, so give auto or {known}")
+        valid = ", ".join(FORMATS[kind])
+        raise ConfigError(f"data.format = {settings.format!r}: the algorithm trains on {kind}, so give auto or {valid}")
 
 
-def _read_file(option: str, name: str, settings: DataConfig, kind: Kind, folders: Sequence[str]) -> list[Asked]:
+def _read_file(option: str, name: str, settings: DataConfig, kind: Kind, folders: Sequence[str]) -> list[ParsedRow]:
     path = find_file(f"{_SECTION}.{option}", name, folders, directories=True)
     return read_rows(path, read_raw_rows(path), settings, kind)
 
 
-def read_rows(path: Path, rows: Iterable[RawRow], settings: DataConfig, kind: Kind) -> list[Asked]:
-    """Errors: ConfigError that names the row."""
+def read_rows(path: Path, rows: Iterable[RawRow], settings: DataConfig, kind: Kind) -> list[ParsedRow]:
+    """Rows of a file, parsed. Errors: ConfigError that names the row."""
     try:
-        found = [read_row(place, columns, kind, settings.format) for place, columns in rows]
+        parsed = [read_row(place, columns, kind, settings.format) for place, columns in rows]
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    if not found:
+    if not parsed:
         raise ConfigError(f"{path} holds no rows")
-    return found
+    return parsed
 
 
 def make_dataset(
-    train: list[Asked],
-    held_out: list[Asked],
+    train: list[ParsedRow],
+    held_out: list[ParsedRow],
     settings: DataConfig,
     tokenizer: Tokenizer,
     *,
@@ -88,11 +91,14 @@ def make_dataset(
     sample_tokens: int,
     max_held_out: int,
 ) -> Dataset:
-    """``row_tokens``: the longest that an example may be, both answers of a pair together; ``sample_tokens``: one
-    answer with its question. Errors: ConfigError that names a row that is longer, unless such rows are skipped; or if
-    none is left."""
+    """Dataset of tokenized rows.
+
+    ``row_tokens``: the longest that an example may be, both answers of a pair together; ``sample_tokens``: one answer
+    with its question. Errors: ConfigError that names a row that is longer, unless such rows are skipped; or if none is
+    left.
+    """
     count_train, count_held_out = len(train), min(len(held_out), max_held_out)
-    examples = [make_example(asked, tokenizer, as_chat=settings.chat) for asked in (*train, *held_out[:max_held_out])]
+    examples = [make_example(row, tokenizer, as_chat=settings.chat) for row in (*train, *held_out[:max_held_out])]
     fitting = [_fits(example, settings, row_tokens, sample_tokens) for example in examples]
     kept = [
         [example for example, fits in zip(examples[part], fitting[part], strict=True) if fits]

@@ -13,7 +13,7 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.row_fields import Message
-from titan_rl.data.rows.row_shapes import Asked, Written
+from titan_rl.data.rows.row_shapes import ParsedRow, Written
 from titan_rl.data.text.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.types import Provenance, Sample, is_model
@@ -40,18 +40,21 @@ class Example:
         return int(is_model(self.samples[0].provenance).argmax()) if len(self.samples) > 1 else 0
 
 
-def make_example(asked: Asked, tokenizer: Tokenizer, *, as_chat: bool) -> Example:
-    """``as_chat``: text is a user's and the assistant's message. Errors: ConfigError that begins with the row's
-    place, for text that the tokenizer or the template cannot write, or an answer without a token."""
+def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Example:
+    """Tokenized row.
+
+    ``as_chat``: text is a user's and the assistant's message. Errors: ConfigError that begins with the row's place, for
+    text that the tokenizer or the template cannot write, or an answer without a token.
+    """
     try:
         samples = [
-            _sample(asked, number, _encoder(asked.prompt, answer, as_chat)(tokenizer))
-            for number, answer in enumerate(asked.answers)
+            _sample(row, number, _encoder(row.prompt, answer, as_chat)(tokenizer))
+            for number, answer in enumerate(row.answers)
         ]
-        _check_known(tokenizer, asked, samples)
+        _check_known(tokenizer, row, samples)
     except ConfigError as error:
-        raise ConfigError(f"{asked.place}: {error}") from None
-    return Example(asked.place, asked.text, tuple(samples))
+        raise ConfigError(f"{row.place}: {error}") from None
+    return Example(row.place, row.text, tuple(samples))
 
 
 def _encoder(prompt: Written, answer: Written, as_chat: bool) -> Callable[..., Tokens]:
@@ -70,44 +73,44 @@ def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-def _sample(asked: Asked, number: int, tokens: Tokens) -> Sample:
+def _sample(row: ParsedRow, number: int, tokens: Tokens) -> Sample:
     """Its advantage is what the row says of it: of a pair the margin, which belongs to the chosen one."""
     tokens_T, provenance_T = tokens
     learned_T = is_model(provenance_T)
     if not learned_T.any() or learned_T[0]:
         raise ConfigError("there is no token before the answer, or none in it: give both a prompt and an answer")
-    value = asked.value if number == 0 else 0.0
+    value = row.value if number == 0 else 0.0
     stop = len(tokens_T) - int(learned_T[::-1].argmax())  # nothing is learned from what the template writes at the end
     tokens_T, provenance_T = tokens_T[:stop], provenance_T[:stop]
-    return Sample(tokens_T, provenance_T, np.zeros(len(tokens_T), np.float32), value, asked.place, number)
+    return Sample(tokens_T, provenance_T, np.zeros(len(tokens_T), np.float32), value, row.place, number)
 
 
-def _check_known(tokenizer: Tokenizer, asked: Asked, samples: list[Sample]) -> None:
+def _check_known(tokenizer: Tokenizer, row: ParsedRow, samples: list[Sample]) -> None:
     """Errors: ConfigError for a character that the tokenizer does not know."""
     if tokenizer.unk_token_id is None or not any((s.tokens == tokenizer.unk_token_id).any() for s in samples):
         return
-    written = [asked.prompt, *asked.answers]
-    parts = [part for each in written for part in ([each] if isinstance(each, str) else (m["content"] for m in each))]
+    texts = [row.prompt, *row.answers]
+    parts = [part for each in texts for part in ([each] if isinstance(each, str) else (m["content"] for m in each))]
     if (
-        found := next((unknown for part in parts if (unknown := first_unknown(tokenizer, part)) is not None), None)
+        character := next((unknown for part in parts if (unknown := first_unknown(tokenizer, part)) is not None), None)
     ) is None:
         return  # it is the end of a sequence, or its beginning, in models that have no token of its own for it
     raise ConfigError(
-        f"the model's tokenizer does not know {found!r}: leave it out, or set model.path to another model"
+        f"the model's tokenizer does not know {character!r}: leave it out, or set model.path to another model"
     )
 
 
 def mismatched(examples: list[Example], others: list[Example], row_tokens: int) -> list[Example]:
-    """Each example's question with the answer to another question: the nearest before it, going round, or else the
+    """Examples of each question with the answer to another question: the nearest before it, going round, or else the
     first of ``others``. What KTO measures its zero on (arXiv 2402.01306, section 4.2). Of samples whose answer comes
     last; a question for which no answer fits into ``row_tokens`` is left out."""
-    found = []
+    mismatches = []
     for number, example in enumerate(examples):
         candidates = chain(reversed(examples[:number]), reversed(examples[number:]), others)
         answers = (other.samples[0] for other in candidates if other.text != example.text)
         pairs = (pair for answer in answers if (pair := _with_answer(example, answer)).num_tokens <= row_tokens)
-        found += islice(pairs, 1)
-    return found
+        mismatches += islice(pairs, 1)
+    return mismatches
 
 
 def _with_answer(example: Example, other: Sample) -> Example:
@@ -122,11 +125,12 @@ def _with_answer(example: Example, other: Sample) -> Example:
 
 
 def as_pairs(examples: list[Example], row_tokens: int) -> list[Example]:
-    """Of labelled examples: the first desirable and the first undesirable answer to each question that has both."""
-    found: dict[str, dict[bool, Example]] = {}
+    """Preference pairs of labelled examples: the first desirable and the first undesirable answer to each question with
+    both."""
+    by_question: dict[str, dict[bool, Example]] = {}
     for example in examples:
-        found.setdefault(example.text, {}).setdefault(bool(example.samples[0].advantage > 0), example)
-    both = (each for each in found.values() if len(each) == 2)
+        by_question.setdefault(example.text, {}).setdefault(bool(example.samples[0].advantage > 0), example)
+    both = (each for each in by_question.values() if len(each) == 2)
     pairs = [Example(each[True].place, each[True].text, each[True].samples + each[False].samples) for each in both]
     return [pair for pair in pairs if _has_one_prompt(pair) and pair.num_tokens <= row_tokens]
 

@@ -21,7 +21,7 @@ _SHOWN_NAMES = 8
 
 
 def text(place: str, name: str, value: Any) -> str:
-    """Errors: ConfigError for anything but text that is not empty."""
+    """Text column of a row. Errors: ConfigError for anything but text that is not empty."""
     if not isinstance(value, str):
         raise ConfigError(f"{place}: {name!r} is {shown(value)}: give text")
     if not value.strip():
@@ -50,6 +50,7 @@ def written(value: int | float | Decimal) -> str:
 
 
 def encodable(place: str, name: str, text: str) -> str:
+    """Text that has a UTF-8 form. Errors: ConfigError for a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -58,21 +59,24 @@ def encodable(place: str, name: str, text: str) -> str:
 
 
 def check_finite(place: str, columns: dict[str, Any]) -> None:
-    """Of what somebody computes with. Errors: ConfigError for NaN and infinity, which JSON has not."""
+    """Check of a row's numbers, for columns that a program computes with. Errors: ConfigError for NaN and infinity,
+    which JSON has not."""
     for name, value in columns.items():
-        if (found := _not_finite(value)) is not None:
-            raise ConfigError(f"{place}: column {name!r} holds {found}: give a number or null, or leave the column out")
+        if (number := _not_finite(value)) is not None:
+            raise ConfigError(
+                f"{place}: column {name!r} holds {number}: give a number or null, or leave the column out"
+            )
 
 
 def _not_finite(value: Any) -> float | None:
     if isinstance(value, float):
         return None if math.isfinite(value) else value
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((found for part in parts if (found := _not_finite(part)) is not None), None)
+    return next((number for part in parts if (number := _not_finite(part)) is not None), None)
 
 
 def messages(place: str, name: str, value: Any) -> list[Message]:
-    """Errors: ConfigError for anything but a list of {role, content} that is not empty."""
+    """Messages column of a row. Errors: ConfigError for anything but a list of {role, content} that is not empty."""
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{place}: {name!r} is {shown(value)}: give a list of {{role, content}}")
     return [_message(f"{place}: message {number}", message) for number, message in enumerate(value, 1)]
@@ -81,31 +85,32 @@ def messages(place: str, name: str, value: Any) -> list[Message]:
 def _message(place: str, message: Any) -> Message:
     if not isinstance(message, dict):
         raise ConfigError(f"{place} is {shown(message)}: give {{role, content}}")
-    given = {key: value for key, value in message.items() if value is not None}  # Parquet has all keys in all rows
-    if set(given) != {"role", "content"}:
-        raise ConfigError(f"{place} has {', '.join(map(repr, given)) or 'nothing'}: give role and content")
-    if given["role"] not in _ROLES:
-        raise ConfigError(f"{place}: role {given['role']!r} is unknown: {nearest(str(given['role']), _ROLES)}")
-    return {"role": given["role"], "content": text(place, "content", given["content"])}
+    fields = {key: value for key, value in message.items() if value is not None}  # Parquet has all keys in all rows
+    if set(fields) != {"role", "content"}:
+        raise ConfigError(f"{place} has {', '.join(map(repr, fields)) or 'nothing'}: give role and content")
+    if fields["role"] not in _ROLES:
+        raise ConfigError(f"{place}: role {fields['role']!r} is unknown: {nearest(str(fields['role']), _ROLES)}")
+    return {"role": fields["role"], "content": text(place, "content", fields["content"])}
 
 
 def joined(messages: Sequence[Message]) -> str:
-    """As one text, to tell conversations apart by."""
+    """Conversation as one text, for comparison."""
     if len(messages) == 1:
         return messages[0]["content"]
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
-def names(columns: dict[str, Any], wanted: Sequence[str]) -> str:
-    """What a row has instead of these, the likely misspelling first."""
-    close = [name for name in columns if difflib.get_close_matches(name, wanted, n=1, cutoff=0.7)]
-    found = list(dict.fromkeys([*close, *columns]))
-    more = f" and {len(found) - _SHOWN_NAMES} more" if len(found) > _SHOWN_NAMES else ""
-    empty = [name for name in wanted if name in columns]
-    said = f"it has {', '.join(map(repr, found[:_SHOWN_NAMES]))}{more}" if found else "it is empty"
-    return f"{said}, but {', '.join(map(repr, empty))} is null" if empty else said
+def names(columns: dict[str, Any], expected: Sequence[str]) -> str:
+    """List of a row's columns beside the expected ones, the likely misspelling first."""
+    close = [name for name in columns if difflib.get_close_matches(name, expected, n=1, cutoff=0.7)]
+    ordered = list(dict.fromkeys([*close, *columns]))
+    more = f" and {len(ordered) - _SHOWN_NAMES} more" if len(ordered) > _SHOWN_NAMES else ""
+    empty = [name for name in expected if name in columns]
+    listing = f"it has {', '.join(map(repr, ordered[:_SHOWN_NAMES]))}{more}" if ordered else "it is empty"
+    return f"{listing}, but {', '.join(map(repr, empty))} is null" if empty else listing
 
 
 def shown(value: Any) -> str:
+    """Value for a message, cut to 60 characters."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:60]}..."

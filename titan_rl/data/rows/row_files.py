@@ -50,14 +50,14 @@ def _without_tilde(setting: str, name: str) -> Path:
 
 
 def read_raw_rows(path: Path) -> Iterator[RawRow]:
-    """All rows, in order. Errors: ConfigError; OSError."""
+    """Rows of a file, in order. Errors: ConfigError; OSError."""
     if path.is_dir():
         return _read_directory(path)
     return _read_parquet(path) if path.suffix in _PARQUET else _read_json_lines(path)
 
 
 def data_files(path: Path) -> list[Path]:
-    """What a run's data consists of: the file, or the files of a directory."""
+    """Files of a run's data: the file, or the files of a directory."""
     return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
 
 
@@ -120,7 +120,7 @@ def _read_directory(path: Path) -> Iterator[RawRow]:
         try:
             check_file(file)
             with pa.memory_map(str(file)) as source:
-                tables.append(_whole(file, pa.ipc.open_stream(source)))
+                tables.append(_as_table(file, pa.ipc.open_stream(source)))
         except RefusedFile:
             raise
         except (pa.ArrowException, ValueError) as error:
@@ -128,17 +128,17 @@ def _read_directory(path: Path) -> Iterator[RawRow]:
     yield from _plain_rows(path, (row for table in tables for row in _rows(path, table)))
 
 
-def _whole(file: Path, batches: Any) -> Any:
+def _as_table(file: Path, batches: Any) -> Any:
     """Of an Arrow stream's batches, a table. Errors: RefusedFile."""
     import pyarrow as pa
 
     from titan_rl.data.storage.tables import check_batch
 
-    size, found = 0, []
+    size, parts = 0, []
     for batch in batches:
         size = check_batch(file, batch, size)
-        found.append(batch)
-    return pa.Table.from_batches(found, batches.schema)
+        parts.append(batch)
+    return pa.Table.from_batches(parts, batches.schema)
 
 
 def _rows(path: Path, table: Any) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ FORMATS: dict[str, tuple[Format, ...]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a row holds: one answer, or a chosen and a rejected one."""
+class ParsedRow:
+    """Content of a row: one answer, or a chosen and a rejected one."""
 
     place: str
     prompt: Written
@@ -40,7 +40,7 @@ class Asked:
 
     @property
     def text(self) -> str:
-        """What is asked, as one text: the rows with the same one are trained on or held out together."""
+        """Question as one text: the rows with the same one are trained on or held out together."""
         if self.prompt:
             return _as_text(self.prompt)
         [answer] = self.answers
@@ -56,8 +56,8 @@ def _before_answer(conversation: list[Message]) -> list[Message]:
     return conversation[: roles.index("assistant")]
 
 
-def read_row(place: str, columns: dict[str, Any], kind: Kind, format: Format) -> Asked:
-    """``format``: one that goes with ``kind``, or ``auto``. Errors: ConfigError."""
+def read_row(place: str, columns: dict[str, Any], kind: Kind, format: Format) -> ParsedRow:
+    """Parsed row of a data file. ``format``: one that goes with ``kind``, or ``auto``. Errors: ConfigError."""
     return _READERS[_format(place, columns, kind) if format == "auto" else format](place, columns)
 
 
@@ -66,41 +66,41 @@ def _format(place: str, columns: dict[str, Any], kind: Kind) -> Format:
     if kind != "demonstrations":
         return FORMATS[kind][0]
     signs: dict[str, Format] = {"messages": "messages", "completion": "prompt_completion", "text": "text"}
-    given = [name for name in signs if columns.get(name) is not None]
-    if not given:
-        said = names(columns, [*signs, "prompt"])
-        raise ConfigError(f"{place}: no 'messages', no 'prompt' and 'completion', and no 'text'; {said}")
-    if len(given) > 1:
-        raise ConfigError(f"{place}: {' and '.join(map(repr, given))}: set data.format to say which is meant")
-    return signs[given[0]]
+    present = [name for name in signs if columns.get(name) is not None]
+    if not present:
+        listing = names(columns, [*signs, "prompt"])
+        raise ConfigError(f"{place}: no 'messages', no 'prompt' and 'completion', and no 'text'; {listing}")
+    if len(present) > 1:
+        raise ConfigError(f"{place}: {' and '.join(map(repr, present))}: set data.format to say which is meant")
+    return signs[present[0]]
 
 
-def _read_messages(place: str, columns: dict[str, Any]) -> Asked:
+def _read_messages(place: str, columns: dict[str, Any]) -> ParsedRow:
     conversation = messages(place, "messages", _needed(place, columns, "messages"))
     _check_answered(place, "messages", conversation)
     if conversation[0]["role"] == "assistant":
         raise ConfigError(f"{place}: 'messages' begins with the assistant's: put what it answers before it")
-    return Asked(place, "", [conversation])
+    return ParsedRow(place, "", [conversation])
 
 
-def _read_text(place: str, columns: dict[str, Any]) -> Asked:
-    return Asked(place, "", [text(place, "text", _needed(place, columns, "text"))])
+def _read_text(place: str, columns: dict[str, Any]) -> ParsedRow:
+    return ParsedRow(place, "", [text(place, "text", _needed(place, columns, "text"))])
 
 
-def _read_completion(place: str, columns: dict[str, Any]) -> Asked:
+def _read_completion(place: str, columns: dict[str, Any]) -> ParsedRow:
     prompt, completion = _prompt(place, columns), _answer(place, columns, "completion")
     _check_alike(place, prompt=prompt, completion=completion)
-    return Asked(place, prompt, [completion])
+    return ParsedRow(place, prompt, [completion])
 
 
-def _read_label(place: str, columns: dict[str, Any]) -> Asked:
-    asked, label = _read_completion(place, columns), _needed(place, columns, "label")
+def _read_label(place: str, columns: dict[str, Any]) -> ParsedRow:
+    row, label = _read_completion(place, columns), _needed(place, columns, "label")
     if label not in (True, False):  # 1 and 0 too
         raise ConfigError(f"{place}: 'label' is {shown(label)}: give true (desirable) or false")
-    return Asked(place, asked.prompt, asked.answers, 1.0 if label else -1.0)
+    return ParsedRow(place, row.prompt, row.answers, 1.0 if label else -1.0)
 
 
-def _read_pair(place: str, columns: dict[str, Any]) -> Asked:
+def _read_pair(place: str, columns: dict[str, Any]) -> ParsedRow:
     answers = [_answer(place, columns, name) for name in ("chosen", "rejected")]
     _check_alike(place, chosen=answers[0], rejected=answers[1])
     if columns.get("prompt") is not None:
@@ -110,10 +110,10 @@ def _read_pair(place: str, columns: dict[str, Any]) -> Asked:
         prompt, answers = _common(place, answers)
     if answers[0] == answers[1]:
         raise ConfigError(f"{place}: 'chosen' and 'rejected' are the same: leave the row out")
-    return Asked(place, prompt, answers, _margin(place, columns.get("margin")))
+    return ParsedRow(place, prompt, answers, _margin(place, columns.get("margin")))
 
 
-_READERS: dict[str, Callable[[str, dict[str, Any]], Asked]] = {
+_READERS: dict[str, Callable[[str, dict[str, Any]], ParsedRow]] = {
     "messages": _read_messages,
     "prompt_completion": _read_completion,
     "text": _read_text,

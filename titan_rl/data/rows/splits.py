@@ -38,7 +38,7 @@ class Split(Generic[T]):
 
 
 def key(text: str) -> str:
-    """What makes two prompts the same: their words, however they are spaced."""
+    """Key of equal prompts: their words, however they are spaced."""
     return " ".join(text.split())
 
 

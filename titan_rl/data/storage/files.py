@@ -19,7 +19,7 @@ _CRAMPED_BYTES = 1 << 20
 
 
 class DiskFull(OSError):
-    """There is no space to write a file; says which, how much it wants and how much is left."""
+    """Full disk: the message has the file, the bytes needed and those left."""
 
 
 def is_full(error: BaseException, path: Path = Path()) -> bool:
@@ -50,7 +50,7 @@ def wanting(path: Path, num_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def unless_full() -> Iterator[None]:
-    """For what a run can do without: on a full disk it is left out."""
+    """Context of an optional write, which is skipped on a full disk."""
     try:
         yield
     except Exception as error:  # as above
@@ -74,7 +74,7 @@ class LineFile:
         return self._file.closed
 
     def write(self, line: str) -> None:
-        """Errors: DiskFull, and the line may be there in part."""
+        """Append a line. Errors: DiskFull, and the line may be there in part."""
         data = b"\n" * self._is_torn + line.encode() + b"\n"
         with wanting(self._path, len(data)):
             num_written = self._file.write(data)

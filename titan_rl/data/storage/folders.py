@@ -11,7 +11,7 @@ PART_BYTES = 8 << 20
 
 
 def manifest_of(folder: Path) -> Manifest:
-    """Every byte is read. Empty if there is no such folder."""
+    """Manifest of a folder, for which every byte is read. Empty if there is no such folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): _described(path) for path in files}
 
@@ -25,14 +25,14 @@ def _described(path: Path) -> tuple[int, str]:
 
 
 def read_part(path: Path, offset: int, nbytes: int) -> bytes:
-    """At most so many bytes, from ``offset``."""
+    """Part of a file, at most so many bytes, from ``offset``."""
     with open(path, "rb") as file:
         return os.pread(file.fileno(), nbytes, offset)
 
 
 def write_part(path: Path, offset: int, data: bytes) -> None:
-    """At that place of a file, which is made if need be, for its user alone, and the folders above it. With offset 0 it
-    begins anew."""
+    """Write a part of a file at ``offset``; file and folders are made if need be, for their user alone. With offset 0
+    it begins anew."""
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = os.O_WRONLY | os.O_CREAT | (0 if offset else os.O_TRUNC)
     with open(os.open(path, mode, 0o600), "wb") as file:
@@ -41,7 +41,7 @@ def write_part(path: Path, offset: int, data: bytes) -> None:
 
 
 def remove_files(folder: Path, leaving: str) -> None:
-    """All files below a folder, but for those whose path there begins with ``leaving``."""
+    """Remove all files below a folder, except paths there that begin with ``leaving``."""
     for path in list(folder.rglob("*")):
         if not path.is_dir() and not path.relative_to(folder).as_posix().startswith(leaving):
             path.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ class StoreError(ValueError):
 
 @dataclass(frozen=True)
 class Shards:
-    """Of one folder of a checkpoint."""
+    """Place and sizes of the files of one checkpoint folder."""
 
     at: str
     """The folder or URL that they are in."""
@@ -43,22 +43,22 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def shards_of(folder: Path) -> Shards | None:
-    """None if the files are in the folder itself. Errors: StoreError."""
+    """Shards of a folder; None if the files are in the folder itself. Errors: StoreError."""
     try:
-        found = read_json(folder / SHARDS)
+        content = read_json(folder / SHARDS)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"its {SHARDS} cannot be read ({type(error).__name__})") from None
-    if not (isinstance(found, dict) and isinstance(found.get("at"), str) and _are_sizes(found.get("sizes"))):
+    if not (isinstance(content, dict) and isinstance(content.get("at"), str) and _are_sizes(content.get("sizes"))):
         raise StoreError(f"its {SHARDS} does not say where files are")
-    return Shards(found["at"], found["sizes"])
+    return Shards(content["at"], content["sizes"])
 
 
-def _are_sizes(found: Any) -> bool:
-    return isinstance(found, dict) and all(
+def _are_sizes(sizes: Any) -> bool:
+    return isinstance(sizes, dict) and all(
         type(size) is int and size >= 0 and name == os.path.basename(name) not in ("", ".", "..")
-        for name, size in found.items()
+        for name, size in sizes.items()
     )
 
 
@@ -67,7 +67,7 @@ def write_shards(folder: Path, shards: Shards) -> None:
 
 
 def sizes_of(folder: Path) -> dict[str, int]:
-    """Of a checkpoint's folder: bytes of the files in it, and of those that are elsewhere. Errors: StoreError."""
+    """Bytes of a checkpoint folder's files, in it and in a store. Errors: StoreError."""
     here = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     return here if (shards := shards_of(folder)) is None else shards.sizes | here
 

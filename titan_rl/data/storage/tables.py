@@ -27,8 +27,11 @@ _TEXT = "BYTE_ARRAY"
 def check_table(
     path: Path, columns: Iterable[str] | None = None, *, with_text: bool = True, ratio: int = RATIO
 ) -> None:
-    """``columns``: all by default. ``with_text``: whether texts are counted as they are written out, for which they are
-    read once. Errors: RefusedFile for a Parquet file that would become too large; pyarrow.ArrowException; OSError."""
+    """Check of a Parquet file's size in memory.
+
+    ``columns``: all by default. ``with_text``: whether texts are counted as they are written out, for which they are
+    read once. Errors: RefusedFile for a Parquet file that would become too large; pyarrow.ArrowException; OSError.
+    """
     with open_file(path) as opened:
         most = _Most(path, os.fstat(opened.fileno()).st_size, ratio)
     with pq.ParquetFile(path) as file:
@@ -55,7 +58,7 @@ def _parts(metadata: Any, columns: set[str] | None) -> list[Any]:
 
 
 def check_batch(path: Path, batch: pa.RecordBatch, size: int) -> int:
-    """``size`` with an Arrow file's next batch. Errors: RefusedFile for too many bytes."""
+    """Size in bytes after an Arrow file's next batch, ``size`` before it. Errors: RefusedFile for too many bytes."""
     size += batch.nbytes + batch.num_rows * (_ROW_BYTES + batch.num_columns * _VALUE_BYTES)
     size += sum(_text_bytes(column) for column in batch.columns)
     _Most(path, path.stat().st_size, RATIO).check(size)

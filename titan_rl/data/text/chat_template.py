@@ -36,44 +36,48 @@ _FAULTS = (
 """What a template may raise: it is a program."""
 
 
-def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = False, **asked: Any) -> Any:
-    """By the chat template, up to where the model begins. Errors: ConfigError with what the template says."""
+def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = False, **options: Any) -> Any:
+    """Rendering of messages by the chat template, up to where the model begins. Errors: ConfigError with what the
+    template says."""
     settings = text_settings(tokenizer)
-    told = {"add_generation_prompt": True, "return_dict": False, "strftime_now": settings.strftime}
-    told |= settings.template_kwargs | asked
+    arguments = {"add_generation_prompt": True, "return_dict": False, "strftime_now": settings.strftime}
+    arguments |= settings.template_kwargs | options
     try:
         with limited():  # to make tokens of it starts a thread for each core, whose stacks count
             for source in _sources(tokenizer):
                 check_source(source)
-            text = tokenizer.apply_chat_template(messages, tokenize=False, **_without_tokens(told))
-        return tokenizer.apply_chat_template(messages, tokenize=True, **told) if tokenize else text
+            text = tokenizer.apply_chat_template(messages, tokenize=False, **_without_tokens(arguments))
+        return tokenizer.apply_chat_template(messages, tokenize=True, **arguments) if tokenize else text
     except _FAULTS as error:
         roles = ", ".join(message["role"] for message in messages)
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"the model's chat template refuses messages of {roles}: {said}") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"the model's chat template refuses messages of {roles}: {reason}") from None
 
 
-def _without_tokens(asked: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in asked.items() if not name.startswith("return_")}
+def _without_tokens(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if not name.startswith("return_")}
 
 
 def _sources(tokenizer: Tokenizer) -> Iterable[str]:
     """The one, or those that have names."""
-    given = getattr(tokenizer, "chat_template", None) or ()
-    return (given,) if isinstance(given, str) else given.values() if isinstance(given, dict) else ()
+    templates = getattr(tokenizer, "chat_template", None) or ()
+    return (templates,) if isinstance(templates, str) else templates.values() if isinstance(templates, dict) else ()
 
 
-def render_with_tools(tokenizer: Tokenizer, messages: list[Message], tools: Tools, **asked: Any) -> Any:
-    """``tools``: for a template without a place for them they stand in the system message. Errors: ConfigError."""
+def render_with_tools(tokenizer: Tokenizer, messages: list[Message], tools: Tools, **options: Any) -> Any:
+    """Rendering of messages with tools.
+
+    ``tools``: for a template without a place for them they stand in the system message. Errors: ConfigError.
+    """
     if not tools:
-        return render(tokenizer, messages, **asked)
-    if tells_of_tools(tokenizer):
-        return render(tokenizer, messages, tools=list(tools), **asked)
-    return render(tokenizer, with_tools(messages, tools), **asked)
+        return render(tokenizer, messages, **options)
+    if renders_tools(tokenizer):
+        return render(tokenizer, messages, tools=list(tools), **options)
+    return render(tokenizer, with_tools(messages, tools), **options)
 
 
 @lru_cache(maxsize=8)
-def tells_of_tools(tokenizer: Tokenizer) -> bool:
+def renders_tools(tokenizer: Tokenizer) -> bool:
     """Whether the chat template writes out the tools that it is given."""
     mark = "tool-mark"
     schema = {"name": mark, "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -84,27 +88,27 @@ def tells_of_tools(tokenizer: Tokenizer) -> bool:
 
 
 @lru_cache(maxsize=256)
-def left_out(tokenizer: Tokenizer, roles: tuple[str, ...]) -> int | None:
-    """The first of these messages that the template does not write out, as it may of an assistant's.
+def first_unrendered(tokenizer: Tokenizer, roles: tuple[str, ...]) -> int | None:
+    """Index of the first of these messages that is missing from the rendering, an assistant's excepted.
 
     Errors: ConfigError if it refuses them.
     """
     marks = [f"mark-{number}-" for number in range(len(roles))]
     rendered = render(tokenizer, [message(role, mark) for role, mark in zip(roles, marks, strict=True)]).casefold()
-    heard = (number for number, role in enumerate(roles) if role != "assistant")
-    return next((number for number in heard if marks[number] not in rendered), None)
+    required = (number for number, role in enumerate(roles) if role != "assistant")
+    return next((number for number in required if marks[number] not in rendered), None)
 
 
 def with_tools(messages: list[Message], tools: Tools) -> list[Message]:
-    """The same, whose system message tells of the tools and of how they are called."""
+    """Messages with a system message about the tools and their call format."""
     schemas = "\n".join(json.dumps(tool["function"]) for tool in tools)
-    told = (
+    instructions = (
         f"You can call these tools:\n{schemas}\nTo call one, write nothing but\n"
         f'<tool_call>{{"name": the tool, "arguments": {{...}}}}</tool_call>\nand you will be given its result.'
     )
     if messages[0]["role"] != "system":
-        return [message("system", told), *messages]
-    return [message("system", f"{messages[0]['content']}\n\n{told}"), *messages[1:]]
+        return [message("system", instructions), *messages]
+    return [message("system", f"{messages[0]['content']}\n\n{instructions}"), *messages[1:]]
 
 
 def message(role: str, content: str) -> Message:
@@ -126,6 +130,7 @@ class ReplyTemplate:
     """Whether it writes a message's text as a JSON string; the quotes are in the pieces."""
 
     def written(self, reply: str) -> str:
+        """Reply as the template writes it: trimmed, or as JSON."""
         reply = reply.strip() if self.is_trimmed else reply
         return _as_json(reply) if self.is_json else reply
 
@@ -141,18 +146,18 @@ def reply_template(tokenizer: Tokenizer, role: str = "user", count: int = 1, too
 @lru_cache(maxsize=256)
 def _reply_template(tokenizer: Tokenizer, role: str, count: int, tools: str) -> ReplyTemplate:
     try:
-        return _found(tokenizer, role, count, json.loads(tools))
+        return _find_template(tokenizer, role, count, json.loads(tools))
     except ConfigError:
         if role == "user":
             raise
-        return _found(tokenizer, "user", count, json.loads(tools))
+        return _find_template(tokenizer, "user", count, json.loads(tools))
 
 
-def _found(tokenizer: Tokenizer, role: str, count: int, tools: Tools) -> ReplyTemplate:
+def _find_template(tokenizer: Tokenizer, role: str, count: int, tools: Tools) -> ReplyTemplate:
     def rendered_with(replies: list[str]) -> str:
         conversation = [message("user", ASKED), message("assistant", ANSWER)]
-        said = [message(role, reply) for reply in replies]
-        return render_with_tools(tokenizer, [*conversation, *said], tools)
+        reply_messages = [message(role, reply) for reply in replies]
+        return render_with_tools(tokenizer, [*conversation, *reply_messages], tools)
 
     marks = [f"{REPLY}-{number}" for number in range(count)]
     pieces = _pieces(rendered := rendered_with(marks), marks)
@@ -169,8 +174,8 @@ def _pieces(rendered: str, marks: list[str]) -> tuple[str, ...]:
         )
     rest, pieces = rendered.partition(ANSWER)[2], []
     for mark in marks:
-        piece, found, rest = rest.partition(mark)
-        if not found:
+        piece, separator, rest = rest.partition(mark)
+        if not separator:
             raise ConfigError(
                 "the model's chat template shows a reply before the answer: take another model or template"
             )

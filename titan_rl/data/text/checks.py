@@ -11,11 +11,11 @@ from titan_rl.config.sections.kinds import Style
 from titan_rl.data.text.chat_template import (
     ANSWER,
     ASKED,
-    left_out,
+    first_unrendered,
     message,
     render,
+    renders_tools,
     reply_template,
-    tells_of_tools,
 )
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.endings import NO_END, end_of_answer, written_answer
@@ -32,7 +32,7 @@ _RENDERINGS = 4
 
 @dataclass(frozen=True)
 class TextUse:
-    """What a run does with text."""
+    """Use of text by a run."""
 
     stops: Sequence[int] = ()
     """Ids that stop the engine; () if they are not known."""
@@ -49,7 +49,10 @@ class TextUse:
 
 
 def check_model_text(path: str, tokenizer: Tokenizer, use: TextUse, styles: Container[Style]) -> None:
-    """``styles``: of the run's prompts or rows. Errors: ConfigError that names the model."""
+    """Check of a model's tokenizer and template for the run's prompts.
+
+    ``styles``: of the run's prompts or rows. Errors: ConfigError that names the model.
+    """
     try:
         if "chat" in styles:
             check_chat(tokenizer, use)
@@ -60,8 +63,8 @@ def check_model_text(path: str, tokenizer: Tokenizer, use: TextUse, styles: Cont
 
 
 def check_text(tokenizer: Tokenizer, use: TextUse) -> None:
-    """Of text without a template. Errors: ConfigError if a learned answer has no end, or one that does not stop the
-    engine."""
+    """Check of text without a template. Errors: ConfigError if a learned answer has no end, or one that does not stop
+    the engine."""
     end = tokenizer.eos_token_id
     if use.learns and end is None:
         raise ConfigError(
@@ -73,7 +76,10 @@ def check_text(tokenizer: Tokenizer, use: TextUse) -> None:
 
 
 def check_chat(tokenizer: Tokenizer, use: TextUse) -> None:
-    """Errors: ConfigError if the model has no chat template, or one that a run cannot be played or taught by."""
+    """Check of a model's chat template.
+
+    Errors: ConfigError if the model has no chat template, or one that a run cannot be played or taught by.
+    """
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE if use.samples else _NO_TEMPLATE_FOR_ROWS)
     _check_kwargs(tokenizer)
@@ -95,13 +101,13 @@ _NO_TEMPLATE_FOR_ROWS = (
 
 
 def _check_kwargs(tokenizer: Tokenizer) -> None:
-    given = set(text_settings(tokenizer).template_kwargs)
-    if own := sorted(given & _OF_TRANSFORMERS):
-        raise ConfigError(f"model.chat_template_kwargs.{own[0]} is told by the run itself: leave it out")
-    if unread := sorted(given - (known := _switches(tokenizer))):
+    kwargs = set(text_settings(tokenizer).template_kwargs)
+    if own := sorted(kwargs & _OF_TRANSFORMERS):
+        raise ConfigError(f"model.chat_template_kwargs.{own[0]} is set by the run: leave it out")
+    if unread := sorted(kwargs - (switches := _switches(tokenizer))):
         raise ConfigError(
             f"model.chat_template_kwargs.{unread[0]}: the model's chat template does not read it; it reads "
-            f"{', '.join(sorted(known)) or 'none'}: leave it out"
+            f"{', '.join(sorted(switches)) or 'none'}: leave it out"
         )
 
 
@@ -128,9 +134,9 @@ _OF_TRANSFORMERS = {
 
 def _switches(tokenizer: Tokenizer) -> set[str]:
     """Names that the chat template reads besides what transformers gives it."""
-    given = tokenizer.chat_template
+    chat_templates = tokenizer.chat_template
     names: set[str] = set()
-    for template in given.values() if isinstance(given, dict) else [given]:
+    for template in chat_templates.values() if isinstance(chat_templates, dict) else [chat_templates]:
         environment = Environment(extensions=["jinja2.ext.loopcontrols"])
         try:
             names |= meta.find_undeclared_variables(environment.parse(_GENERATION.sub("", str(template))))
@@ -140,13 +146,13 @@ def _switches(tokenizer: Tokenizer) -> set[str]:
 
 
 def _check_question(tokenizer: Tokenizer) -> None:
-    asked = [message("user", ASKED)]
-    first, *others = (render(tokenizer, asked) for _ in range(_RENDERINGS))
+    question = [message("user", ASKED)]
+    first, *others = (render(tokenizer, question) for _ in range(_RENDERINGS))
     if ASKED not in first.casefold():
-        raise ConfigError("the model's chat template does not show what a user says: take another")
+        raise ConfigError("the model's chat template does not render a user's message: take another")
     if any(other != first for other in others):
         raise ConfigError("the model's chat template writes the same question otherwise each time: take another")
-    bare = render(tokenizer, asked, add_generation_prompt=False)
+    bare = render(tokenizer, question, add_generation_prompt=False)
     if bare == first and _control_before_answer(tokenizer, bare):
         raise ConfigError(
             "the model's chat template has no generation prompt (add_generation_prompt changes nothing), and an "
@@ -157,14 +163,14 @@ def _check_question(tokenizer: Tokenizer) -> None:
 def _control_before_answer(tokenizer: Tokenizer, question: str) -> list[str]:
     """Control tokens between where the model begins and its answer's text."""
     try:
-        asked = [message("user", ASKED), message("assistant", ANSWER)]
-        whole = render(tokenizer, asked, add_generation_prompt=False)
+        conversation = [message("user", ASKED), message("assistant", ANSWER)]
+        rendered = render(tokenizer, conversation, add_generation_prompt=False)
     except ConfigError:
         return []
-    if not whole.startswith(question) or ANSWER not in whole:
+    if not rendered.startswith(question) or ANSWER not in rendered:
         return []
     control = control_tokens(tokenizer)
-    header = whole[len(question) :].partition(ANSWER)[0]
+    header = rendered[len(question) :].partition(ANSWER)[0]
     return [control[token] for token in encode(tokenizer, header) if token in control]
 
 
@@ -177,8 +183,8 @@ def _check_end(tokenizer: Tokenizer, use: TextUse) -> None:
 
 
 def _shows_answer(tokenizer: Tokenizer) -> bool:
-    asked = [message("user", ASKED), message("assistant", ANSWER)]
-    return ANSWER in render(tokenizer, asked, add_generation_prompt=False)
+    conversation = [message("user", ASKED), message("assistant", ANSWER)]
+    return ANSWER in render(tokenizer, conversation, add_generation_prompt=False)
 
 
 def _unlike(tokenizer: Tokenizer, end: int, stops: Container[int], what: str) -> str:
@@ -190,26 +196,26 @@ def _unlike(tokenizer: Tokenizer, end: int, stops: Container[int], what: str) ->
 
 
 def _check_learned(tokenizer: Tokenizer) -> None:
-    _, written = written_answer(tokenizer, ANSWER)
-    if ANSWER not in written:
+    _, answer_text = written_answer(tokenizer, ANSWER)
+    if ANSWER not in answer_text:
         raise ConfigError(_HIDES_ANSWER)
 
 
 def _check_special(tokenizer: Tokenizer, use: TextUse) -> None:
     if text_settings(tokenizer).keep_special:
         return
-    said = "which rewards and tools would not see: set task.keep_special = true"
+    effect = "which rewards and tools would not see: set task.keep_special = true"
     if use.calls and "<tool_call>" in control_tokens(tokenizer).values():
-        raise ConfigError(f"'<tool_call>' is a special token of this model's tokenizer, {said}")
-    if found := _control_before_answer(tokenizer, render(tokenizer, [message("user", ASKED)])):
-        raise ConfigError(f"the model's chat template begins an answer with {found[0]!r}, a special token, {said}")
+        raise ConfigError(f"'<tool_call>' is a special token of this model's tokenizer, {effect}")
+    if token := _control_before_answer(tokenizer, render(tokenizer, [message("user", ASKED)])):
+        raise ConfigError(f"the model's chat template begins an answer with {token[0]!r}, a special token, {effect}")
 
 
 # what a doctor tells
 
 
 def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, str]:
-    """What was found, by name; of a template only where there is one."""
+    """Facts of tokenizer and template, by name; of a template only where there is one."""
 
     def shown(tokens: Sequence[int]) -> str:
         return " ".join(decoded(tokenizer, [token]) for token in tokens) or "nothing"
@@ -223,7 +229,7 @@ def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, str]:
         "the template ends an answer with": shown([] if end is None else [end]),
         "an answer is asked for with": rendered.rpartition(ASKED)[2],
         "system messages": "shown" if _shows_system(tokenizer) else "not shown",
-        "tools": "in the template" if tells_of_tools(tokenizer) else "in the system message",
+        "tools": "in the template" if renders_tools(tokenizer) else "in the system message",
         "date": settings.date if _writes_date(tokenizer) else "not written",
     }
     return facts | ({"switches": ", ".join(sorted(names))} if (names := _switches(tokenizer)) else {})
@@ -231,6 +237,6 @@ def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, str]:
 
 def _shows_system(tokenizer: Tokenizer) -> bool:
     try:
-        return left_out(tokenizer, ("system", "user")) is None
+        return first_unrendered(tokenizer, ("system", "user")) is None
     except ConfigError:
         return False

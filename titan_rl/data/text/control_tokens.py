@@ -22,21 +22,21 @@ def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Id and text of each token that is more than text."""
     added = tokenizer.added_tokens_decoder  # pyright: ignore[reportAttributeAccessIssue]  # each kind has it
     around = _around_messages(tokenizer)
-    found = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-    found |= {number: token.content for number, token in added.items() if token.special or number in around}
-    return {number: text for number, text in found.items() if len(text.strip()) >= _SHORTEST}
+    tokens = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    tokens |= {number: token.content for number, token in added.items() if token.special or number in around}
+    return {number: text for number, text in tokens.items() if len(text.strip()) >= _SHORTEST}
 
 
 def _around_messages(tokenizer: Tokenizer) -> set[int]:
     """All tokens of the template's text before a user's words, and between an answer and the next."""
     conversation = [message("user", ASKED), message("assistant", ANSWER), message("user", REPLY)]
     try:
-        whole = render(tokenizer, conversation, add_generation_prompt=False) if tokenizer.chat_template else ""
+        rendered = render(tokenizer, conversation, add_generation_prompt=False) if tokenizer.chat_template else ""
     except ConfigError:
         return set()
-    if not all(mark in whole for mark in (ASKED, ANSWER)):
+    if not all(mark in rendered for mark in (ASKED, ANSWER)):
         return set()
-    texts = whole.partition(ASKED)[0], whole.rpartition(ANSWER)[2].partition(REPLY)[0]
+    texts = rendered.partition(ASKED)[0], rendered.rpartition(ANSWER)[2].partition(REPLY)[0]
     return {token for text in texts for token in tokenizer.encode(text, add_special_tokens=False)}
 
 
@@ -64,7 +64,10 @@ def first_control(tokenizer: Tokenizer, text: str) -> str | None:
 
 
 def check_plain(tokenizer: Tokenizer, what: str, text: str) -> None:
-    """Errors: ConfigError for text that would begin or end a turn. ``what``: whose it is."""
+    """Check of text for control tokens.
+
+    Errors: ConfigError for text that would begin or end a turn. ``what``: whose it is.
+    """
     if (token := first_control(tokenizer, text)) is not None:
         raise ConfigError(
             f"{what} holds {token!r}, which this model's tokenizer takes for more than text: leave it out"

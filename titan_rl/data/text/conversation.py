@@ -74,7 +74,8 @@ def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Tok
 
 
 def encode_conversation(tokenizer: Tokenizer, prompt: list[Message], answer: list[Message]) -> Tokens:
-    """What the assistant writes in ``answer`` is learned, and nothing of ``prompt``.
+    """Tokens and provenance of a conversation: the assistant's messages in ``answer`` are trained, nothing of
+    ``prompt``.
 
     Errors: ConfigError if the template does not show what the assistant wrote, or a message holds a control token.
     """
@@ -82,19 +83,19 @@ def encode_conversation(tokenizer: Tokenizer, prompt: list[Message], answer: lis
     for each in conversation:
         check_plain(tokenizer, f"a message of {each['role']}", each["content"])
     check_roles(tokenizer, conversation)
-    whole = render(tokenizer, conversation, add_generation_prompt=False)
-    cuts = _cuts(tokenizer, conversation, len(prompt), whole)
+    rendered = render(tokenizer, conversation, add_generation_prompt=False)
+    cuts = _cuts(tokenizer, conversation, len(prompt), rendered)
     if cuts is None:
         return _by_marks(tokenizer, prompt, conversation, answer)
-    return _tokens(_owned(tokenizer, whole, cuts))
+    return _tokens(_owned(tokenizer, rendered, cuts))
 
 
-def _owned(tokenizer: Tokenizer, whole: str, cuts: list[int]) -> list[tuple[list[int], Provenance]]:
+def _owned(tokenizer: Tokenizer, rendered: str, cuts: list[int]) -> list[tuple[list[int], Provenance]]:
     """The pieces between the cuts: the template's and the assistant's take turns, the template's first.
 
     An answer that the next turn's first token ends has that token, which is not written twice.
     """
-    first, *others = [whole[start:stop] for start, stop in pairwise([0, *cuts, len(whole)])]
+    first, *others = [rendered[start:stop] for start, stop in pairwise([0, *cuts, len(rendered)])]
     pieces: list[tuple[list[int], Provenance]] = [(encode(tokenizer, first), Provenance.TEMPLATE)]
     done = first
     for answer, behind in zip(others[::2], others[1::2], strict=True):
@@ -106,7 +107,7 @@ def _owned(tokenizer: Tokenizer, whole: str, cuts: list[int]) -> list[tuple[list
     return pieces
 
 
-def _cuts(tokenizer: Tokenizer, conversation: list[Message], first: int, whole: str) -> list[int] | None:
+def _cuts(tokenizer: Tokenizer, conversation: list[Message], first: int, rendered: str) -> list[int] | None:
     """Where each of the assistant's turns from message ``first`` on begins and ends in the rendered whole; None if the
     template renders a beginning otherwise than the whole begins."""
     cuts = []
@@ -115,7 +116,7 @@ def _cuts(tokenizer: Tokenizer, conversation: list[Message], first: int, whole: 
             continue
         before = render(tokenizer, conversation[:index])
         after = render(tokenizer, conversation[: index + 1], add_generation_prompt=False)
-        if not whole.startswith(after) or not after.startswith(before) or len(after) == len(before):
+        if not rendered.startswith(after) or not after.startswith(before) or len(after) == len(before):
             return None
         cuts += [len(before), len(after)]
     return cuts
@@ -132,13 +133,13 @@ def _by_marks(
             "model's thinking where it asks for an answer, and does not mark with {% generation %} what the assistant "
             f"wrote: take another template, or other model.chat_template_kwargs{shorter}"
         )
-    asked = {"add_generation_prompt": False, "return_dict": True, "return_assistant_tokens_mask": True}
-    found = render(tokenizer, conversation, tokenize=True, **asked)
-    tokens, mask = np.asarray(found["input_ids"], np.int32), np.asarray(found["assistant_masks"], bool)
-    given = np.asarray(render(tokenizer, prompt, tokenize=True) if prompt else [], np.int32)
-    if not np.array_equal(tokens[: len(given)], given) or not mask[len(given) :].any():
+    options = {"add_generation_prompt": False, "return_dict": True, "return_assistant_tokens_mask": True}
+    encoded = render(tokenizer, conversation, tokenize=True, **options)
+    tokens, mask = np.asarray(encoded["input_ids"], np.int32), np.asarray(encoded["assistant_masks"], bool)
+    prompt_tokens = np.asarray(render(tokenizer, prompt, tokenize=True) if prompt else [], np.int32)
+    if not np.array_equal(tokens[: len(prompt_tokens)], prompt_tokens) or not mask[len(prompt_tokens) :].any():
         raise ConfigError(
             "the model's chat template does not show the prompt as it is once it is answered: take another"
         )
-    mask[: len(given)] = False
+    mask[: len(prompt_tokens)] = False
     return tokens, np.where(mask, Provenance.MODEL, Provenance.TEMPLATE).astype(np.int8)

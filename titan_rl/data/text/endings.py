@@ -20,14 +20,14 @@ def end_of_answer(tokenizer: Tokenizer) -> int | None:
     None if the template writes no control token there, or hides the answer.
     """
     conversation = [message("user", ASKED), message("assistant", ANSWER)]
-    for asked in (conversation, [*conversation, message("user", REPLY)]):
+    for messages in (conversation, [*conversation, message("user", REPLY)]):
         try:
-            rendered = render(tokenizer, asked, add_generation_prompt=False)
+            rendered = render(tokenizer, messages, add_generation_prompt=False)
         except ConfigError:
             continue
         behind = rendered.rpartition(ANSWER)[2].partition(REPLY)[0] if ANSWER in rendered else ""
-        found = tokenizer.encode(behind, add_special_tokens=False)
-        if (end := next((number for number in found if number in control_tokens(tokenizer)), None)) is not None:
+        token_ids = tokenizer.encode(behind, add_special_tokens=False)
+        if (end := next((number for number in token_ids if number in control_tokens(tokenizer)), None)) is not None:
             return end
     return None
 
@@ -38,16 +38,18 @@ def written_answer(tokenizer: Tokenizer, answer: str, tools: Tools = ()) -> tupl
     Errors: ConfigError if the template writes an answer otherwise than it asks for one, as do some whose generation
     prompt opens the model's thinking.
     """
-    asked = [message("user", ASKED)]
-    before = render_with_tools(tokenizer, asked, tools)
-    whole = render_with_tools(tokenizer, [*asked, message("assistant", answer)], tools, add_generation_prompt=False)
-    if not whole.startswith(before):
+    question = [message("user", ASKED)]
+    before = render_with_tools(tokenizer, question, tools)
+    rendered = render_with_tools(
+        tokenizer, [*question, message("assistant", answer)], tools, add_generation_prompt=False
+    )
+    if not rendered.startswith(before):
         raise ConfigError(
             f"the model's chat template asks for an answer with {before.rpartition(ASKED)[2]!r}, and does not write "
             f"an answer so: there is nothing that a worked example could go on from; take another template, or other "
             f"model.chat_template_kwargs"
         )
-    return before, whole[len(before) :]
+    return before, rendered[len(before) :]
 
 
 def with_end(tokenizer: Tokenizer, tokens: list[int], following: list[int]) -> tuple[list[int], list[int]]:

@@ -22,7 +22,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @lru_cache(maxsize=8)
 def beginning(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The token that the model's sequences begin with, where its tokenizer says that they do."""
+    """Token at the beginning of the model's sequences, where its tokenizer has one."""
     return tuple(token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id)
 
 

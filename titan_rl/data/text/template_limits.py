@@ -52,14 +52,14 @@ def checking() -> Iterator[None]:
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """The block renders a template. Errors: TemplateError after SECONDS, or, while a run is being checked, for too
-    much memory."""
+    """Limits of time and memory while a template is rendered. Errors: TemplateError after SECONDS, or, while a run is
+    being checked, for too much memory."""
     deadline = _Deadline()
     before, memory = sys.gettrace(), resource.getrlimit(resource.RLIMIT_AS)
     is_alone = _is_checking.get() and threading.current_thread() is threading.main_thread()
     if is_alone:
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
-        most = held + _MEMORY if memory[0] == resource.RLIM_INFINITY else min(memory[0], held + _MEMORY)
+        resident = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
+        most = resident + _MEMORY if memory[0] == resource.RLIM_INFINITY else min(memory[0], resident + _MEMORY)
         resource.setrlimit(resource.RLIMIT_AS, (most, memory[1]))
     sys.settrace(deadline)
     try:
@@ -92,7 +92,10 @@ class _Deadline:
 
 @lru_cache(maxsize=64)
 def check_source(template: str) -> None:
-    """Errors: TemplateError for a power of numbers, which takes minutes within one step, and no text needs."""
+    """Check of a template's source.
+
+    Errors: TemplateError for a power of numbers, which takes minutes within one step, and no text needs.
+    """
     environment = ImmutableSandboxedEnvironment(extensions=[_Generation, loopcontrols])
     try:
         has_power = next(environment.parse(template).find_all(nodes.Pow), None) is not None

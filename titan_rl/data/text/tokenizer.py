@@ -23,7 +23,7 @@ else:
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What a run says of its text."""
+    """Settings of a run's text."""
 
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     """The chat template's own switches, such as ``enable_thinking``."""
@@ -40,7 +40,7 @@ _SETTINGS: WeakKeyDictionary[Tokenizer, TextSettings] = WeakKeyDictionary()
 
 
 def set_text(tokenizer: Tokenizer, settings: TextSettings) -> Tokenizer:
-    """The same tokenizer, all of whose text is from now on as the settings say."""
+    """Attach the settings to a tokenizer, which is returned."""
     _SETTINGS[tokenizer] = settings
     return tokenizer
 
@@ -50,7 +50,7 @@ def text_settings(tokenizer: Tokenizer) -> TextSettings:
 
 
 def settings_of(config: Config) -> TextSettings:
-    """Errors: ConfigError for a date that is none."""
+    """Text settings of a configuration. Errors: ConfigError for a date that is none."""
     model = config.model
     try:
         datetime.fromisoformat(model.chat_template_date)
@@ -65,7 +65,7 @@ def load_tokenizer(path: str | Path, config: Config) -> Tokenizer:
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
-    """As transformers reads it, without any code of the directory's. Errors: ConfigError for one that it cannot."""
+    """Tokenizer of a model directory, without any code of the directory's. Errors: ConfigError if it cannot be read."""
     if not Path(path).is_dir():
         raise ConfigError(f"model.path = {str(path)!r}: its tokenizer cannot be used: there is no such directory")
     from transformers import AutoTokenizer
@@ -74,8 +74,8 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
         check_files(Path(path))
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # of transformers, tokenizers or sentencepiece, which share no narrower one
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"model.path = {str(path)!r}: its tokenizer cannot be used: {said}") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"model.path = {str(path)!r}: its tokenizer cannot be used: {reason}") from None
 
 
 def decoded(tokenizer: Tokenizer, tokens: np.ndarray | list[int], *, skip_special_tokens: bool = False) -> str:

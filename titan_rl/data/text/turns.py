@@ -20,7 +20,7 @@ from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.text.chat_template import (
     REPLY,
     Tools,
-    left_out,
+    first_unrendered,
     message,
     render_with_tools,
     reply_template,
@@ -51,9 +51,9 @@ def encode_messages(
     if isinstance(messages, str):
         text = messages if is_plain else plain(tokenizer, messages)
         return np.asarray(encode_from_start(tokenizer, text), np.int32)
-    asked = messages if is_plain else _plain(tokenizer, messages)
+    plain_messages = messages if is_plain else _plain(tokenizer, messages)
     check_roles(tokenizer, messages, tools)
-    return np.asarray(render_with_tools(tokenizer, asked, tools, tokenize=True), np.int32)
+    return np.asarray(render_with_tools(tokenizer, plain_messages, tools, tokenize=True), np.int32)
 
 
 def _plain(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:
@@ -61,13 +61,16 @@ def _plain(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:
 
 
 def check_roles(tokenizer: Tokenizer, messages: list[Message], tools: Tools = ()) -> None:
-    """Errors: ConfigError if there is no template, or it leaves out what somebody says."""
+    """Check of the template for a message's roles.
+
+    Errors: ConfigError if there is no template, or it leaves out what somebody says.
+    """
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE)
     roles = tuple(each["role"] for each in messages)
     if tools and "tool" in roles:
         return  # the template's variant for tools shows them (reply_template)
-    if (number := left_out(tokenizer, roles)) is not None:
+    if (number := first_unrendered(tokenizer, roles)) is not None:
         mend = "leave task.system_prompt and" if roles[number] == "system" else "leave"
         raise ConfigError(
             f"the model's chat template has no place for a {roles[number]} message at place {number + 1} of "
@@ -83,15 +86,17 @@ def encode_opening(
     Behind a message of the user's the words stand in that message, a blank line apart, since most templates refuse two
     messages of a user in a row. Errors: as ``encode_messages``.
     """
-    said = plain(tokenizer, "\n".join(reply["content"] for reply in replies), replies[0]["role"] if replies else "")
+    opening = plain(tokenizer, "\n".join(reply["content"] for reply in replies), replies[0]["role"] if replies else "")
     if isinstance(messages, str):
         prompt = encode_messages(tokenizer, messages)
-        words = np.asarray(encode_behind(tokenizer, messages, said), np.int32)
+        words = np.asarray(encode_behind(tokenizer, messages, opening), np.int32)
         provenance = np.repeat([Provenance.TEMPLATE, Provenance.TOOL], [len(prompt), len(words)])
         return np.concatenate([prompt, words]), provenance.astype(np.int8)
     check_roles(tokenizer, messages, tools)
-    asked = _plain(tokenizer, messages)
-    rendered, marked = (render_with_tools(tokenizer, _with_words(asked, words), tools) for words in (said, REPLY))
+    plain_messages = _plain(tokenizer, messages)
+    rendered, marked = (
+        render_with_tools(tokenizer, _with_words(plain_messages, words), tools) for words in (opening, REPLY)
+    )
     before, _, behind = marked.rpartition(REPLY)
     span = (len(before), len(rendered) - len(behind))
     tokens, is_said = tokens_and_owner(tokenizer, rendered, [span], begins=True)
@@ -105,7 +110,7 @@ def _with_words(messages: list[Message], words: str) -> list[Message]:
 
 
 def encode_answer(tokenizer: Tokenizer, answer: str, *, is_chat: bool, tools: Tools = ()) -> np.ndarray:
-    """A worked example's answer with its end, int32 [T], as the model would sample it behind a prompt or a reply.
+    """Tokens of a worked example's answer with its end, int32 [T], as the model would sample it.
 
     Errors: ConfigError for one that holds a control token, or that the template cannot write.
     """
@@ -113,8 +118,8 @@ def encode_answer(tokenizer: Tokenizer, answer: str, *, is_chat: bool, tools: To
     if not is_chat:
         end = tokenizer.eos_token_id
         return np.asarray([*encode_behind(tokenizer, "", answer), end], np.int32)
-    before, written = written_answer(tokenizer, answer, tools)
-    tokens = encode_behind(tokenizer, before, written)
+    before, answer_text = written_answer(tokenizer, answer, tools)
+    tokens = encode_behind(tokenizer, before, answer_text)
     return np.asarray(with_end(tokenizer, tokens, [])[0], np.int32)
 
 
@@ -127,8 +132,8 @@ def encode_reply(
     template does not show where a reply stands.
     """
     if not is_chat:
-        said = plain(tokenizer, "".join(reply["content"] for reply in replies), replies[0]["role"])
-        tokens = np.asarray(encode_behind(tokenizer, "", said), np.int32)
+        text = plain(tokenizer, "".join(reply["content"] for reply in replies), replies[0]["role"])
+        tokens = np.asarray(encode_behind(tokenizer, "", text), np.int32)
         return tokens, np.full(len(tokens), Provenance.TOOL, np.int8)
     template = reply_template(tokenizer, replies[0]["role"], len(replies), tools)
     texts = [template.written(plain(tokenizer, reply["content"], reply["role"])) for reply in replies]

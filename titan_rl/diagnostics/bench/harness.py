@@ -57,7 +57,7 @@ def machine() -> dict[str, Any]:
 def row(
     name: str, value: float, unit: str, bar: float | None = None, at_most: bool = True, **details: Any
 ) -> dict[str, Any]:
-    """One figure; with ``bar``, also whether it is met."""
+    """Row of one figure; with ``bar``, also whether it is met."""
     result = {"name": name, "value": value, "unit": unit, **details}
     if bar is not None:
         result |= {"bar": f"{'<=' if at_most else '>='} {bar}", "met": value <= bar if at_most else value >= bar}
@@ -65,7 +65,7 @@ def row(
 
 
 def run_bench(name: str, overrides: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Errors: ConfigError for an unknown name."""
+    """Bench by name. Errors: ConfigError for an unknown name."""
     if name not in BENCHES:
         raise ConfigError(f"bench {name!r} is unknown: {nearest(name, BENCHES)}")
     run: Callable = import_module(BENCHES[name]).run

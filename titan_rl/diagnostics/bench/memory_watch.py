@@ -14,28 +14,28 @@ _MARK = "TITAN_RL_MEMORY_WATCH"
 
 
 @dataclass
-class Held:
+class MemoryUse:
     mib: float = 0.0
     by_process: dict[str, float] = field(default_factory=dict)
     """MiB of each, at the moment when they were largest together; processes of one name are added up."""
 
 
 @contextmanager
-def memory_watch(every: float = _EVERY_SECONDS) -> Iterator[Held]:
-    """Of what this process starts in between, and all that those start, whoever their parent is by then."""
-    mark, held, over = uuid.uuid4().hex, Held(), threading.Event()
+def memory_watch(every: float = _EVERY_SECONDS) -> Iterator[MemoryUse]:
+    """Memory of all processes started inside, and of their descendants."""
+    mark, use, over = uuid.uuid4().hex, MemoryUse(), threading.Event()
 
     def watch() -> None:
         while not over.wait(every):
             now = _by_process(mark)
-            if sum(now.values()) > held.mib:
-                held.mib, held.by_process = sum(now.values()), now
+            if sum(now.values()) > use.mib:
+                use.mib, use.by_process = sum(now.values()), now
 
     watcher = threading.Thread(target=watch, daemon=True)
     os.environ[_MARK] = mark
     watcher.start()
     try:
-        yield held
+        yield use
     finally:
         del os.environ[_MARK]
         over.set()
@@ -43,19 +43,19 @@ def memory_watch(every: float = _EVERY_SECONDS) -> Iterator[Held]:
 
 
 def _by_process(mark: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    mib: dict[str, float] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 name = (folder / "comm").read_text().strip()
-                found[name] = found.get(name, 0.0) + proportional_mib(folder)
+                mib[name] = mib.get(name, 0.0) + proportional_mib(folder)
         except OSError:
             continue  # it ended, or is another user's
-    return found
+    return mib
 
 
 def proportional_mib(folder: Path) -> float:
-    """Of a process's folder in /proc: what it holds, with its share of what others hold, too. Errors: OSError."""
+    """Proportional memory in MiB of a process's folder in /proc. Errors: OSError."""
     for line in (folder / "smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024

@@ -73,7 +73,7 @@ def train_for_bench(config: str, fixed: dict[str, Any], overrides: dict[str, Any
 
 
 def steps_of(root: Path) -> list[dict[str, Any]]:
-    """What was recorded of each step, but the first ones."""
+    """Records of the steps, without the first ones."""
     return [record for record in read_metrics(root) if "reward" in record][_NUM_WARMING:]
 
 

@@ -31,7 +31,7 @@ def _ask(root: Path, question: str) -> list[tuple[Any, ...]]:
 
 
 def read_samples(root: Path) -> list[SampleRow]:
-    """Every sample that has a row; empty if there is no ledger."""
+    """Samples with a row in the ledger; empty if there is none."""
     return _ask(root, "select prompt_id, sample, state, step, reason from samples")
 
 
@@ -53,7 +53,7 @@ def recorded_samples(root: Path, steps: int) -> dict[int, set[Sample]]:
 
 
 def step_values(root: Path, name: str) -> dict[int, float]:
-    """One of the metrics, such as ``loss``, by step."""
+    """Values of a metric, such as ``loss``, by step."""
     return {int(record["step"]): record[name] for record in read_metrics(root) if name in record}
 
 

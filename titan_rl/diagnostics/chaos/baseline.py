@@ -18,26 +18,29 @@ def against_undisturbed(root: Path, undisturbed: Path) -> dict[str, Any]:
 
     The loss of an on-policy step is close to 0 for any data, so gradient norms are compared, too.
     """
-    found = compare_prompts(trained_prompts(root), trained_prompts(undisturbed))
+    comparison = compare_prompts(trained_prompts(root), trained_prompts(undisturbed))
     for name, plural in (("loss", "losses"), ("grad_norm", "grad_norms")):
-        found |= compare_steps(step_values(root, name), step_values(undisturbed, name), plural)
-    return found
+        comparison |= compare_steps(step_values(root, name), step_values(undisturbed, name), plural)
+    return comparison
 
 
-def compare_prompts(ours: Mapping[str, int | None], theirs: Mapping[str, int | None]) -> dict[str, Any]:
-    """Both: prompt to the step that it was trained at. Pure."""
-    differ = ours.keys() ^ theirs.keys()
+def compare_prompts(steps: Mapping[str, int | None], baseline: Mapping[str, int | None]) -> dict[str, Any]:
+    """Comparison of trained prompts. Both: prompt to the step that it was trained at. Pure."""
+    differ = steps.keys() ^ baseline.keys()
     return {
         "same_prompts": not differ,
         "prompts_that_differ": len(differ),
-        "prompts_at_another_step": sum(ours[prompt] != theirs[prompt] for prompt in ours.keys() & theirs.keys()),
+        "prompts_at_another_step": sum(steps[prompt] != baseline[prompt] for prompt in steps.keys() & baseline.keys()),
     }
 
 
-def compare_steps(ours: dict[int, float], theirs: dict[int, float], plural: str) -> dict[str, Any]:
-    """Both: step to number. ``plural`` names the numbers in the result. Pure."""
-    steps = sorted(ours.keys() | theirs.keys())
-    differ = [step for step in steps if ours.get(step) != theirs.get(step)]
+def compare_steps(values: dict[int, float], baseline: dict[int, float], plural: str) -> dict[str, Any]:
+    """Comparison of a metric's steps, bit for bit.
+
+    Both: step to number. ``plural`` names the numbers in the result. Pure.
+    """
+    steps = sorted(values.keys() | baseline.keys())
+    differ = [step for step in steps if values.get(step) != baseline.get(step)]
     return {
         f"{plural}_equal": len(steps) - len(differ),
         f"{plural}_compared": len(steps),
@@ -55,15 +58,15 @@ def among_seeds(accuracy: float | None, others: list[float | None]) -> dict[str,
     ``interval`` holds the accuracy of one more such run with 95 % probability: mean ± t s √(1 + 1/n), where t is
     Student's with n - 1 degrees of freedom.
     """
-    known = [value for value in others if value is not None]
-    if len(known) < 2:
+    measured = [value for value in others if value is not None]
+    if len(measured) < 2:
         return {"accuracies": others, "interval": None, "range": None, "inside": False}
-    half = _STUDENT_T[len(known) - 2] * statistics.stdev(known) * math.sqrt(1 + 1 / len(known))
-    low, high = max(statistics.mean(known) - half, 0.0), min(statistics.mean(known) + half, 1.0)
+    half = _STUDENT_T[len(measured) - 2] * statistics.stdev(measured) * math.sqrt(1 + 1 / len(measured))
+    low, high = max(statistics.mean(measured) - half, 0.0), min(statistics.mean(measured) + half, 1.0)
     return {
         "accuracies": others,
         "interval": [low, high],
-        "range": [min(known), max(known)],
-        "inside": accuracy is not None and len(known) == len(others) and low <= accuracy <= high,
-        "inside_range": accuracy is not None and min(known) <= accuracy <= max(known),
+        "range": [min(measured), max(measured)],
+        "inside": accuracy is not None and len(measured) == len(others) and low <= accuracy <= high,
+        "inside_range": accuracy is not None and min(measured) <= accuracy <= max(measured),
     }

@@ -41,7 +41,7 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 @dataclass(frozen=True)
 class Options:
-    """What the experiment is asked to do."""
+    """Options of the experiment."""
 
     kills: int = 20
     seed: int = 1
@@ -201,25 +201,27 @@ class _Runs:
         last, kinds = last_fault_step(self.steps, every), options.kinds(self.config)
         faults = schedule_faults(options.kills, options.seed, last, kinds)
         process = self._new_process(self.root, self.overrides)
-        experiment = Experiment(process, faults, options.seed, every, lambda done: self._say(done, process.events()))
+        experiment = Experiment(
+            process, faults, options.seed, every, lambda done: self._print_progress(done, process.events())
+        )
         start, timed_out, code = time.monotonic(), False, None
         try:
             code = experiment.run()
         except TimedOut:
             timed_out = True
             process.end()
-        seconds, left = time.monotonic() - start, process.left_behind()
+        seconds, survivors = time.monotonic() - start, process.left_behind()
         if code == EXIT_USER and process.num_starts == 1:
             raise ConfigError(process.last_line().removeprefix("titan-rl: "))
-        self._say(experiment.injections, process.events(), is_last=True)
-        return self._figures(experiment.injections, process.events(), left) | {
+        self._print_progress(experiment.injections, process.events(), is_last=True)
+        return self._figures(experiment.injections, process.events(), survivors) | {
             "timed_out": timed_out,
             "exit_code": code,
             "seconds": round(seconds, 3),
             "controller_starts": process.num_starts,
         }
 
-    def _say(self, injections: list[Injection], events: list[dict[str, Any]], is_last: bool = False) -> None:
+    def _print_progress(self, injections: list[Injection], events: list[dict[str, Any]], is_last: bool = False) -> None:
         """A line for each fault as soon as its outcome is known."""
         for number in (number for number in range(len(injections)) if number not in self._reported):
             outcome = outcome_of(injections[number], events)
@@ -228,7 +230,9 @@ class _Runs:
                 words = reports.line(reports.row(injections[number], outcome))
                 say(f"fault {number + 1:>3}/{self.options.kills}  {words}", sys.stderr)
 
-    def _figures(self, injections: list[Injection], events: list[dict[str, Any]], left: list[int]) -> dict[str, Any]:
+    def _figures(
+        self, injections: list[Injection], events: list[dict[str, Any]], survivors: list[int]
+    ) -> dict[str, Any]:
         summed = summary(self.root)
         rows = [reports.row(one, outcome_of(one, events)) for one in injections]
         controllers = [one for one in injections if one.kind == "controller"]
@@ -242,7 +246,7 @@ class _Runs:
             "faults_asked": self.options.kills,
             "faults_witnessed": sum(one.is_witnessed for one in injections),
             "faults_repaired": sum(row["repaired_after"] is not None for row in rows),
-            "processes_left": left,
+            "processes_left": survivors,
             "orphans_left": sum(one.orphans_gone_after is None for one in controllers),
             "samples": audit(self.root, self.config, self.steps),
             "samples_may_be_pending": self.config.rollout.max_staleness > 0,
@@ -255,19 +259,19 @@ class _Runs:
 
     def _baselines(self, report: dict[str, Any]) -> dict[str, Any]:
         """The comparison with runs without faults. One that fails or takes too long is reported as such."""
-        found: dict[str, Any] = {}
+        comparisons: dict[str, Any] = {}
         if self.options.undisturbed:
             root = beside(self.root, "undisturbed")
             code = self._run_baseline(root, self.overrides)
-            found["undisturbed"] = {
+            comparisons["undisturbed"] = {
                 "exit_code": code,
                 **against_undisturbed(self.root, root),
                 "held_out_accuracy": held_out_accuracy(root),
             }
         if self.options.fault_free_seeds:
             accuracies = [self._accuracy_of_seed(i) for i in range(1, self.options.fault_free_seeds + 1)]
-            found["fault_free_seeds"] = among_seeds(report["held_out_accuracy"], accuracies)
-        return found
+            comparisons["fault_free_seeds"] = among_seeds(report["held_out_accuracy"], accuracies)
+        return comparisons
 
     def _accuracy_of_seed(self, number: int) -> float | None:
         root, run = beside(self.root, f"seed-{number}"), self.overrides.get("run", {})

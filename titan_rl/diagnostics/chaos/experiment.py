@@ -172,8 +172,8 @@ class Experiment:
         )
 
     def _candidates(self, fault: Fault, phase: str, is_patient: bool) -> list[Target]:
-        wanted = phase_of(fault.kind, fault.state)
-        is_near = phase == wanted or (wanted == "saving" and self.process.is_writing_checkpoint)
+        fault_phase = phase_of(fault.kind, fault.state)
+        is_near = phase == fault_phase or (fault_phase == "saving" and self.process.is_writing_checkpoint)
         if is_patient and not is_near:
             return []
         if fault.kind == "controller":

@@ -32,7 +32,7 @@ class Witness:
 
 @dataclass
 class Injection:
-    """What was really injected."""
+    """Injected fault."""
 
     fault: Fault
     target: Target
@@ -54,8 +54,8 @@ class Injection:
 
     @property
     def is_witnessed(self) -> bool:
-        wanted = {"stop": "T", "raise": "obeyed"}.get(self.way, GONE)
-        return self.witness.before not in (GONE, "T") and self.witness.after == wanted
+        expected = {"stop": "T", "raise": "obeyed"}.get(self.way, GONE)
+        return self.witness.before not in (GONE, "T") and self.witness.after == expected
 
 
 def inject(target: Target, way: str, orders: Path, meanwhile: Callable[[], None]) -> Witness:

@@ -24,7 +24,10 @@ class Outcome:
 
 
 def outcome_of(one: Injection, events: list[dict[str, Any]]) -> Outcome:
-    """``events`` in the order in which they were written. Faults may overlap: names tell their events apart."""
+    """Outcome of a fault.
+
+    ``events`` in the order in which they were written. Faults may overlap: names tell their events apart.
+    """
     later = [event for event in events if event["time"] >= one.witness.ordered]
     if one.kind == "controller":
         return _of_controller(one, later)
@@ -55,17 +58,17 @@ def _of_host(one: Injection, died: dict[str, Any] | None, later: list[dict[str, 
     lost = [event for event in after[:again] if event["kind"] == "died" and event["why"] == f"lost {one.target.name}"]
     lost = [event for event in lost if _kind(event) in (*OF_TRAINER, "generator", "verifier") and _has_number(event)]
     repairs = [
-        next((e for e in after if e["time"] >= gone["time"] and _is_repair(e, _kind(gone), gone["name"])), None)
-        for gone in lost
+        next((e for e in after if e["time"] >= loss["time"] and _is_repair(e, _kind(loss), loss["name"])), None)
+        for loss in lost
     ]
-    found = [event for event in repairs if event is not None]
-    is_complete = len(found) == len(repairs)
+    done = [event for event in repairs if event is not None]
+    is_complete = len(done) == len(repairs)
     return Outcome(
         noticed_after=_since(one, died["time"]),
-        repaired_after=_since(one, max([died["time"], *(e["time"] for e in found)])) if is_complete else None,
-        steps_redone=max((e.get("steps_redone", 0) for e in found), default=0) if is_complete else None,
+        repaired_after=_since(one, max([died["time"], *(e["time"] for e in done)])) if is_complete else None,
+        steps_redone=max((e.get("steps_redone", 0) for e in done), default=0) if is_complete else None,
         why=died["why"],
-        repaired_by="" if not is_complete else "resume" if any(e["kind"] == "resumed" for e in found) else "itself",
+        repaired_by="" if not is_complete else "resume" if any(e["kind"] == "resumed" for e in done) else "itself",
     )
 
 

@@ -11,7 +11,7 @@ from titan_rl.diagnostics.chaos.schedule import KINDS, STATES, WAYS
 
 
 def row(one: Injection, outcome: Outcome) -> dict[str, Any]:
-    """One fault, as JSON."""
+    """Fault as JSON."""
     return {
         "target": one.target.name,
         "pid": one.target.pid,
@@ -32,7 +32,7 @@ def row(one: Injection, outcome: Outcome) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One fault, as a line of text."""
+    """Fault as a line of text."""
     redone, step = row["steps_redone"], "start" if row["step"] < 0 else f"step {row['step']}"
     return (
         f"{step:<9}  {row['target']:<16} {row['state']:<14} {row['way']:<5} "
@@ -48,7 +48,7 @@ def _seconds(value: float | None) -> str:
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many faults each kind really had in each state and way, and the medians of each kind."""
+    """Counts of faults by kind, state and way, and the medians of each kind."""
     witnessed = [row for row in rows if row["witnessed"]]
     states = Counter((row["kind"], row["state"]) for row in witnessed)
     ways = Counter((row["kind"], row["way"]) for row in witnessed)
@@ -79,8 +79,8 @@ def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _of(statistic: Callable[[list[float]], float], values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(statistic(known), 4) if known else None
+    numbers = [value for value in values if value is not None]
+    return round(statistic(numbers), 4) if numbers else None
 
 
 def redone_losses(events: list[dict[str, Any]]) -> dict[str, int]:

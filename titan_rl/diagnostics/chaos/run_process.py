@@ -28,7 +28,7 @@ class TimedOut(RuntimeError):
 
 
 class RunProcess:
-    """``titan_rl.train`` into one run directory. Errors of every wait: TimedOut."""
+    """Process of ``titan_rl.train`` in one run directory. Errors of every wait: TimedOut."""
 
     def __init__(
         self, root: Path, config_file: str | None, overrides: dict[str, dict[str, Any]], deadline: float
@@ -50,7 +50,7 @@ class RunProcess:
         self._command = [sys.executable, "-m", "titan_rl.train", *file, *arguments]
 
     def start(self) -> None:
-        """From the second time on, the run is resumed."""
+        """Start the run, or resume it from the second time on."""
         self.orders.mkdir(parents=True, exist_ok=True)
         resume = ["--resume"] if self.num_starts else []
         self.started, self.num_starts = time.time(), self.num_starts + 1
@@ -94,7 +94,7 @@ class RunProcess:
         return -1, ""
 
     def events(self) -> list[dict[str, Any]]:
-        """All events of the run so far, over all its starts."""
+        """Events of the run so far, over all its starts."""
         return self._events.read()
 
     def learn_marks(self) -> None:
@@ -128,7 +128,7 @@ class RunProcess:
         return sorted(left)
 
     def end(self) -> None:
-        """In any case: leave no process, and no orders."""
+        """Clean up: leave no process, and no orders."""
         if self._process is not None and self._process.poll() is None:
             self.learn_marks()
             self._process.kill()

@@ -78,7 +78,7 @@ _LAST_STEPS = 3
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planned: after how many steps, to which kind of process, in which state, and how."""
+    """Planned fault: after how many steps, to which kind of process, in which state, and how."""
 
     after_step: int
     kind: str

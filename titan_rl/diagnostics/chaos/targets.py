@@ -26,6 +26,7 @@ class Target:
 
 
 def is_well(pid: int) -> bool:
+    """Whether a process is alive and not stopped."""
     return process_state(pid) not in (GONE, "T")
 
 
@@ -83,24 +84,24 @@ def below_verifier(root: Path, name: str, kind: str) -> int | None:
 
 
 class Members:
-    """All processes that a run ever started, also those that it lost track of."""
+    """All processes of a run, lost ones included."""
 
     def __init__(self, orders: Path) -> None:
         """``orders``: the folder that TITAN_RL_CHAOS names for this run, and for no other."""
-        self._given = f"{CHAOS_FOLDER}={orders}".encode()
+        self._folder_mark = f"{CHAOS_FOLDER}={orders}".encode()
         self._marks: set[bytes] = set()
 
     def pids(self) -> list[int]:
-        """Those alive now. Scorers carry only the mark of their mesh, which is learnt from the other processes."""
-        found: dict[int, set[bytes]] = {}
+        """Live pids. Scorers carry only the mark of their mesh, which is learnt from the other processes."""
+        environments: dict[int, set[bytes]] = {}
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it ended meanwhile, or belongs to another user
                 variables = set((process / "environ").read_bytes().split(b"\0"))
-                found[int(process.name)] = variables
-                if self._given in variables:
+                environments[int(process.name)] = variables
+                if self._folder_mark in variables:
                     self._marks |= {variable for variable in variables if variable.startswith(f"{MARK}=".encode())}
-        ours = {self._given} | self._marks
-        return [pid for pid, variables in found.items() if variables & ours and process_state(pid) != GONE]
+        marks = {self._folder_mark} | self._marks
+        return [pid for pid, variables in environments.items() if variables & marks and process_state(pid) != GONE]
 
     def kill(self) -> None:
         for pid in self.pids():

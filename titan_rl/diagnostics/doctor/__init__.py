@@ -5,5 +5,6 @@
                   ▼  └── probes/rewards.py: what answers of known worth earn, by the run's own scorer
                 actors_under_test.py: the actors, started once beside no run, and what can be asked of them
 
-A check is a function of the visit: it says what it saw, or raises ``Wrong`` or ``NotLookedAt``. Nothing here mends.
+A check is a function of the context. It returns a summary, or raises ``CheckFailed`` or ``CheckSkipped``. Nothing here
+mends.
 """

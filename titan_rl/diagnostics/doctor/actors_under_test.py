@@ -25,7 +25,7 @@ from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Batch, Completion, Group, Layout, Provenance, Request, Sample, Sampling, StepMetrics
-from titan_rl.diagnostics.doctor.findings import Wrong
+from titan_rl.diagnostics.doctor.findings import CheckFailed
 from titan_rl.diagnostics.doctor.probes import actors as probes
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints, VerifierEndpoints
@@ -48,7 +48,7 @@ _MOST_NEW_TOKENS = 64
 
 @dataclass(frozen=True)
 class Reading:
-    """What one pass of the trainer says of a batch."""
+    """Result of one forward and backward pass on a batch."""
 
     batch: Batch
     metrics: StepMetrics
@@ -70,9 +70,9 @@ def sample_of(prompt: np.ndarray, completion: Completion, prompt_id: str, number
     )
 
 
-class Patient:
-    """An async context manager. Errors of what is asked: what an actor raises; ActorFault; Wrong for a loss or a
-    gradient that is no number."""
+class ActorsUnderTest:
+    """Started actors of a run, as an async context manager. Errors of what is asked: what an actor raises; ActorFault;
+    CheckFailed for a loss or a gradient that is NaN or Inf."""
 
     def __init__(self, checked: Checked, folder: Path) -> None:
         """``folder``: of the doctor's own."""
@@ -80,20 +80,20 @@ class Patient:
         self.checked = replace(checked, config=replace(checked.config, recovery=recovery))
         self.config, self.folder = self.checked.config, folder
         self.layout: Layout = checked.titan.layout
-        self.said: list[str] = []
-        """What the mesh told, of deaths and repairs."""
+        self.messages: list[str] = []
+        """Log lines of the mesh, of deaths and repairs."""
         self.version = self.step = -1
         """Of the weights that generators have; of the trainer's updates."""
         self.stream = PromptStream(checked.task, self.config.run.seed)
-        self._num_asked = 0
+        self._num_requests = 0
 
-    async def __aenter__(self) -> "Patient":
+    async def __aenter__(self) -> "ActorsUnderTest":
         run_dir = RunDir(self.folder)
         self.path = base_model(self.config, run_dir)
         parts = frozenset({"trainer"}) if self.config.data.file else ALL_PARTS
         logs = self.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        self._actors = Actors(self.checked, self.path, parts, log=self.said.append, logs=logs)
+        self._actors = Actors(self.checked, self.path, parts, log=self.messages.append, logs=logs)
         await self._actors.__aenter__()
         self.meshes, self.trainer = self._actors.meshes, self._actors.meshes.trainer
         self.parts = parts
@@ -118,11 +118,11 @@ class Patient:
         return self.version
 
     async def ask_trainer(self, function: "Callable[[Learner], T]") -> list[T]:
-        """Of each rank's learner."""
+        """Results of a function of each rank's learner."""
         return _answers(await self.trainer.call(TrainerEndpoints.examine(cloudpickle.dumps(function))))
 
     async def ask_generators(self, function: "Callable[[GenerationEngine], T]") -> list[T]:
-        """Of each rank's engine."""
+        """Results of a function of each rank's engine."""
         ranks = [rank for replica in self.meshes.generators.replicas.values() for rank in replica.ranks]
         return await self._ask_all(ranks, GeneratorEndpoints.examine(cloudpickle.dumps(function)))
 
@@ -141,8 +141,7 @@ class Patient:
         return min(self.config.rollout.max_new_tokens, _MOST_NEW_TOKENS)
 
     async def sample_groups(self) -> list[Group]:
-        """Answers to prompts of the run's task that were not asked before, through the verifiers, at the run's own
-        settings."""
+        """Groups of fresh prompts of the run's task, through the verifiers, at the run's settings."""
         rollout = self.config.rollout
         count = min(rollout.prompts_per_step, _MOST_PROMPTS, max(2, _SAMPLES // rollout.group_size))
         lengths = self.max_new_tokens, rollout.temperature, self.meshes.max_tokens, min(rollout.max_turns, 8)
@@ -151,8 +150,8 @@ class Patient:
 
     async def complete(self, tokens: np.ndarray, count: int, most: int, name: str = "") -> list[Completion]:
         """Answers of an engine to tokens, by ``count`` seeds at the run's temperature; the same ones for a ``name``."""
-        self._num_asked += not name
-        label = name or str(self._num_asked)
+        self._num_requests += not name
+        label = name or str(self._num_requests)
         seeds = [named_seed(self.config.run.seed, f"doctor {label}", number) for number in range(count)]
         room = min(most, self.meshes.max_tokens - len(tokens))
         return await self.meshes.dispatcher.complete(Request(tokens, seeds, room, self.config.rollout.temperature))
@@ -160,8 +159,8 @@ class Patient:
     # the trainer
 
     def batch(self, groups: list[Group], *, one_by_one: bool = False) -> Batch:
-        """Of all usable rollouts, as the run has them; ``one_by_one``: each sample in a row of its own, in another
-        order."""
+        """Batch of all usable rollouts, packed as in the run; ``one_by_one``: each sample in a row of its own, in
+        another order."""
         config, layout = self.config, self.layout
         algorithm = replace(config.algorithm, updates_per_batch=1, train_truncated=True)
         rollout = replace(config.rollout, share_prefix=config.rollout.share_prefix and not one_by_one)
@@ -185,17 +184,17 @@ class Patient:
         """The trainer's own forward and backward; its gradients stay until the next."""
         metrics = await self.trainer.forward_backward(batch)
         if isinstance(metrics, BadNumbers):
-            raise Wrong("the loss or its gradient is no number", str(metrics))
+            raise CheckFailed("the loss or its gradient is NaN or Inf", str(metrics))
         numbers = list(range(len(batch.rows)))
         answers = await self.ask_trainer(lambda learner: (learner.share(numbers), learner.logprobs()))
-        found = {}
+        by_row = {}
         for share, logprobs in answers:
             rows = [(group, number) for group in share for number in range(len(batch.rows[group]))]
-            found |= {rows[index]: logprob_S for index, logprob_S in logprobs.items() if index < len(rows)}
-        return Reading(batch, metrics, token_table(batch, found))
+            by_row |= {rows[index]: logprob_S for index, logprob_S in logprobs.items() if index < len(rows)}
+        return Reading(batch, metrics, token_table(batch, by_row))
 
     @asynccontextmanager
-    async def taken_back(self) -> AsyncIterator[None]:
+    async def rolled_back(self) -> AsyncIterator[None]:
         """Whatever is trained and synced inside is undone at its end: each check finds the run's first weights, with an
         optimizer and a schedule that have made no update."""
         version = self.version
@@ -212,7 +211,7 @@ class Patient:
         self.step += 1
         answer = await self.trainer.optim_step(self.step)
         if isinstance(answer, BadNumbers):
-            raise Wrong("the update produced NaN or Inf", str(answer))
+            raise CheckFailed("the update produced NaN or Inf", str(answer))
 
 
 def _answers(answers: list[tuple[bytes, str]]) -> list[Any]:

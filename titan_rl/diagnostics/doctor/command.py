@@ -16,12 +16,12 @@ from titan_rl.controller.preflight.checks import check, stops_of, tokenizer_of
 from titan_rl.data.terminal import Terminal
 from titan_rl.data.text.checks import text_facts
 from titan_rl.diagnostics.doctor.findings import Finding
-from titan_rl.diagnostics.doctor.runner import examine
+from titan_rl.diagnostics.doctor.runner import run_doctor
 from titan_rl.train import drive
 
 
 def print_facts(facts: dict[str, str]) -> None:
-    """What the model's tokenizer and template do with text, a line each."""
+    """Print the facts of the model's tokenizer and template, a line each."""
     table = Table("text", "as this model has it", box=None, pad_edge=False)
     for name, value in facts.items():
         table.add_row(name, repr(value) if value != value.strip() or "\n" in value else value)
@@ -33,7 +33,7 @@ def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_
     start = time.monotonic()
     fitting, _, lines = fit_and_place(check(load_config(config_file, overrides)), under_torchrun=False)
 
-    def tell(finding: Finding) -> None:
+    def print_finding(finding: Finding) -> None:
         if not as_json:
             say(finding.line())
 
@@ -42,13 +42,13 @@ def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_
             say(line)
         print_facts(text_facts(tokenizer_of(fitting.config), stops_of(fitting.config)))
     with tempfile.TemporaryDirectory(prefix="titan_rl_doctor_", ignore_cleanup_errors=True) as folder:
-        findings = drive(examine(fitting, Path(folder), tell))
+        findings = drive(run_doctor(fitting, Path(folder), print_finding))
     count, seconds = Counter(finding.status for finding in findings), time.monotonic() - start
     if as_json:
-        told = [finding.as_json() for finding in findings]
+        rows = [finding.as_json() for finding in findings]
         facts = text_facts(tokenizer_of(fitting.config), stops_of(fitting.config))
-        found = {"healthy": not count["wrong"], "seconds": round(seconds, 1), "text": facts, "checks": told}
-        print(json.dumps(found))
+        report = {"healthy": not count["wrong"], "seconds": round(seconds, 1), "text": facts, "checks": rows}
+        print(json.dumps(report))
     else:
         counted = f"{count['passed']} passed, {count['wrong']} wrong, {count['not looked at']} not looked at"
         say(f"{counted}, in {seconds:.0f} s")

@@ -5,18 +5,18 @@ from pathlib import Path
 
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.data.types import Group
-from titan_rl.diagnostics.doctor.actors_under_test import Patient, Reading
-from titan_rl.diagnostics.doctor.findings import NotLookedAt
+from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest, Reading
+from titan_rl.diagnostics.doctor.findings import CheckSkipped
 from titan_rl.diagnostics.doctor.probes.agreement import Limits, limits
 from titan_rl.diagnostics.doctor.probes.bandit import Bandit, make_bandit
 from titan_rl.diagnostics.doctor.probes.rewards import Earned, probe_rewards
 
 
 @dataclass
-class Visit:
+class CheckContext:
     checked: Checked
     folder: Path
-    started: Patient | None = None
+    started: ActorsUnderTest | None = None
     """None until actors are up."""
     _earned: Earned | None = None
     _groups: list[Group] = field(default_factory=list)
@@ -28,43 +28,43 @@ class Visit:
         return limits(self.checked.config.generator.dtype, dtype)
 
     @property
-    def patient(self) -> Patient:
+    def actors(self) -> ActorsUnderTest:
         """The started actors, for checks that need some (``Check.needs``)."""
         assert self.started is not None, "this check says that it needs no actors"
         return self.started
 
     async def earned(self) -> Earned:
-        """What answers of known worth earn. Errors: NotLookedAt."""
+        """Rewards of answers of known worth. Errors: CheckSkipped."""
         if self._earned is None:
             self._earned = await probe_rewards(self.checked)
         return self._earned
 
     async def groups(self) -> list[Group]:
-        """Answers to the run's own prompts under the weights that it begins with. Errors: NotLookedAt if none is of
+        """Answers to the run's own prompts under the weights that it begins with. Errors: CheckSkipped if none is of
         use."""
         if not self._groups:
-            await self.patient.sync()
-            sampled = await self.patient.sample_groups()
+            await self.actors.sync()
+            sampled = await self.actors.sample_groups()
             self._groups = usable(sampled)
         return self._groups
 
     async def reading(self) -> Reading:
-        """Of these."""
+        """Trainer's reading of ``groups``."""
         if self._reading is None:
-            self._reading = await self.patient.read(self.patient.batch(await self.groups()))
+            self._reading = await self.actors.read(self.actors.batch(await self.groups()))
         return self._reading
 
     async def bandit(self) -> Bandit:
-        """A batch of the check's own, sampled as the trainer has it now. Errors: NotLookedAt."""
-        return await make_bandit(self.patient, await self.groups())
+        """A batch of the check's own, sampled as the trainer has it now. Errors: CheckSkipped."""
+        return await make_bandit(self.actors, await self.groups())
 
 
 def usable(groups: list[Group]) -> list[Group]:
-    """Those with an answer that may be trained on. Errors: NotLookedAt."""
+    """Groups with at least two trainable answers. Errors: CheckSkipped."""
     for group in groups:
         group.rollouts = [rollout for rollout in group.rollouts if rollout.status in ("ok", "truncated")]
-    found = [group for group in groups if len(group.rollouts) > 1]
-    if not found:
+    trainable = [group for group in groups if len(group.rollouts) > 1]
+    if not trainable:
         refused = next((group.refused for group in groups if group.refused), "no answer was scored")
-        raise NotLookedAt(f"no answer to the run's prompts can be trained on: {refused}")
-    return found
+        raise CheckSkipped(f"no answer to the run's prompts can be trained on: {refused}")
+    return trainable

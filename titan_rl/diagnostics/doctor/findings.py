@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from titan_rl.diagnostics.doctor.context import Visit
+    from titan_rl.diagnostics.doctor.context import CheckContext
 
 Status = Literal["passed", "wrong", "not looked at"]
 
 
-class Wrong(Exception):
+class CheckFailed(Exception):
     """A check found a bug: what is wrong, and the numbers that show it. ``mend``: of this one, in the check's place."""
 
-    def __init__(self, says: str, evidence: str, mend: str = "") -> None:
-        super().__init__(f"{says}: {evidence}")
-        self.says, self.evidence, self.mend = says, evidence, mend
+    def __init__(self, message: str, evidence: str, mend: str = "") -> None:
+        super().__init__(f"{message}: {evidence}")
+        self.message, self.evidence, self.mend = message, evidence, mend
 
 
-class NotLookedAt(Exception):
-    """There is nothing to check, or no way to; says why."""
+class CheckSkipped(Exception):
+    """Check without an object or a method; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Check:
     """What holds if it passes."""
     mend: str
     """What to do if it does not."""
-    look: "Callable[[Visit], Awaitable[str]]"
-    """Of a visit: what was seen. Errors: Wrong; NotLookedAt."""
+    run: "Callable[[CheckContext], Awaitable[str]]"
+    """Summary of what was measured. Errors: CheckFailed; CheckSkipped."""
     needs: frozenset[str] = frozenset()
     """Parts of the mesh (mesh.meshes.ALL_PARTS); none: it is looked at before any actor is started."""
     after: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Check:
 class Finding:
     check: Check
     status: Status
-    says: str
+    message: str
     """What was seen; what is wrong; or why nothing was looked at."""
     evidence: str = ""
     seconds: float = 0.0
@@ -53,18 +53,18 @@ class Finding:
         return (self.own_mend or self.check.mend) if self.status == "wrong" else ""
 
     def line(self) -> str:
-        """For people."""
+        """Line for people."""
         if self.status == "wrong":
-            return f"WRONG    {self.check.name}: {self.says}: {self.evidence}. {self.mend}"
+            return f"WRONG    {self.check.name}: {self.message}: {self.evidence}. {self.mend}"
         mark = "passed" if self.status == "passed" else "-"
-        return f"{mark:<8} {self.check.name}: {self.says}"
+        return f"{mark:<8} {self.check.name}: {self.message}"
 
     def as_json(self) -> dict[str, Any]:
         return {
             "check": self.check.name,
             "about": self.check.about,
             "status": self.status,
-            "says": self.says,
+            "says": self.message,
             "evidence": self.evidence,
             "mend": self.mend,
             "seconds": round(self.seconds, 3),

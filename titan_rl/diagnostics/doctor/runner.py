@@ -5,53 +5,59 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from titan_rl.controller.preflight.checks import Checked
-from titan_rl.diagnostics.doctor.actors_under_test import Patient
+from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest
 from titan_rl.diagnostics.doctor.catalogue import CHECKS
-from titan_rl.diagnostics.doctor.context import Visit
-from titan_rl.diagnostics.doctor.findings import Check, Finding, NotLookedAt, Wrong
+from titan_rl.diagnostics.doctor.context import CheckContext
+from titan_rl.diagnostics.doctor.findings import Check, CheckFailed, CheckSkipped, Finding
 from titan_rl.mesh.meshes import ALL_PARTS
 
-Tell = Callable[[Finding], None]
+OnFinding = Callable[[Finding], None]
 
 
-async def examine(checked: Checked, folder: Path, tell: Tell, checks: Sequence[Check] = CHECKS) -> list[Finding]:
-    """A finding a check, told as it is made. ``folder``: empty, of the doctor's own."""
-    visit = Visit(checked, folder)
-    findings = await look_over(visit, [check for check in checks if not check.needs], tell)
+async def run_doctor(
+    checked: Checked, folder: Path, on_finding: OnFinding, checks: Sequence[Check] = CHECKS
+) -> list[Finding]:
+    """Findings of all checks, each handed to ``on_finding`` at once. ``folder``: empty, of the doctor's own."""
+    context = CheckContext(checked, folder)
+    findings = await run_checks(context, [check for check in checks if not check.needs], on_finding)
     rest = [check for check in checks if check.needs]
     if not rest:
         return findings
     try:
-        async with Patient(checked, folder) as patient:
-            visit.started = patient
-            findings += await look_over(visit, rest, tell, findings)
+        async with ActorsUnderTest(checked, folder) as actors:
+            context.started = actors
+            findings += await run_checks(context, rest, on_finding, findings)
     except Exception as error:  # whatever kept the actors from starting is what is wrong
-        if visit.started is not None:
+        if context.started is not None:
             raise
-        findings += _told([Finding(rest[0], "wrong", "the actors do not start", one_line(error))], tell)
-        findings += _told([Finding(each, "not looked at", "the actors did not start") for each in rest[1:]], tell)
+        findings += _report([Finding(rest[0], "wrong", "the actors do not start", one_line(error))], on_finding)
+        findings += _report(
+            [Finding(each, "not looked at", "the actors did not start") for each in rest[1:]], on_finding
+        )
     return findings
 
 
-def _told(findings: list[Finding], tell: Tell) -> list[Finding]:
+def _report(findings: list[Finding], on_finding: OnFinding) -> list[Finding]:
     for finding in findings:
-        tell(finding)
+        on_finding(finding)
     return findings
 
 
-async def look_over(visit: Visit, checks: Sequence[Check], tell: Tell, before: Sequence[Finding] = ()) -> list[Finding]:
-    """``before``: what is known already."""
+async def run_checks(
+    context: CheckContext, checks: Sequence[Check], on_finding: OnFinding, before: Sequence[Finding] = ()
+) -> list[Finding]:
+    """Findings of these checks. ``before``: earlier findings."""
     failed = {finding.check.name for finding in before if finding.status == "wrong"}
     findings = []
     for check in checks:
-        finding = await _look(visit, check, failed)
+        finding = await _run_check(context, check, failed)
         failed |= {check.name} if finding.status == "wrong" else set()
-        findings += _told([finding], tell)
+        findings += _report([finding], on_finding)
     return findings
 
 
-async def _look(visit: Visit, check: Check, failed: set[str]) -> Finding:
-    parts = ALL_PARTS if visit.started is None else visit.started.parts
+async def _run_check(context: CheckContext, check: Check, failed: set[str]) -> Finding:
+    parts = ALL_PARTS if context.started is None else context.started.parts
     if lacking := sorted(check.needs - parts):
         return Finding(check, "not looked at", f"the run has no {lacking[0]}")
     if first := next((name for name in check.after if name in failed), None):
@@ -59,14 +65,14 @@ async def _look(visit: Visit, check: Check, failed: set[str]) -> Finding:
     start = time.perf_counter()
     mend = ""
     try:
-        status, says, evidence = "passed", await check.look(visit), ""
-    except NotLookedAt as why:
-        status, says, evidence = "not looked at", str(why), ""
-    except Wrong as wrong:
-        status, says, evidence, mend = "wrong", wrong.says, wrong.evidence, wrong.mend
+        status, message, evidence = "passed", await check.run(context), ""
+    except CheckSkipped as why:
+        status, message, evidence = "not looked at", str(why), ""
+    except CheckFailed as wrong:
+        status, message, evidence, mend = "wrong", wrong.message, wrong.evidence, wrong.mend
     except Exception as error:  # a check that cannot be made has found something, whatever it is
-        status, says, evidence = "wrong", "it could not be looked at", one_line(error)
-    return Finding(check, status, says, evidence, time.perf_counter() - start, mend)
+        status, message, evidence = "wrong", "it could not be looked at", one_line(error)
+    return Finding(check, status, message, evidence, time.perf_counter() - start, mend)
 
 
 def one_line(error: BaseException) -> str:

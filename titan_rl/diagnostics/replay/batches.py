@@ -16,7 +16,7 @@ from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.records.metrics import UPDATE_LEFT_OUT, mean_metrics, read_metrics
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.rollouts import has_rollouts, read_rollouts
-from titan_rl.records.steps.skipped_rows import LeftOutRows
+from titan_rl.records.steps.skipped_rows import SkippedRows
 
 NOTHING = math.nan
 """The loss of a step whose update was left out."""
@@ -25,13 +25,13 @@ Recorded = dict[int, tuple[float, float]]
 
 
 class RolloutSteps:
-    """Of a run with generators."""
+    """Replayed steps of a run with generators."""
 
     def __init__(self, run_dir: RunDir, checked: Checked, model_path: str) -> None:
         self.run_dir, self.checked, self.model_path = run_dir, checked, model_path
 
     def sft_rows(self) -> list[list[list[Row]]]:
-        """What the run's SFT steps were made of."""
+        """Rows of the run's SFT steps."""
         checked = self.checked
         return [batch.rows for batch in sft_batches(self._demonstrations(), checked.config, checked.titan.layout)]
 
@@ -47,11 +47,11 @@ class RolloutSteps:
 
 
 class DataReplay:
-    """Of a run without a generator."""
+    """Replayed steps of a run without a generator."""
 
     def __init__(self, run_dir: RunDir, checked: Checked) -> None:
         assert checked.dataset is not None, "a run with a dataset alone is replayed so (steps_of_replay)"
-        left_out = LeftOutRows(run_dir.left_out_rows)
+        left_out = SkippedRows(run_dir.left_out_rows)
         parts = checked.config, checked.algorithm, checked.titan.layout, checked.dataset
         self._steps = DataSteps(*parts, is_left_out=left_out.is_out)
 
@@ -63,13 +63,14 @@ class DataReplay:
 
 
 def steps_of_replay(run_dir: RunDir, checked: Checked, model_path: str) -> RolloutSteps | DataReplay:
+    """Replayed steps of a run, with or without generators."""
     if checked.dataset is not None:
         return DataReplay(run_dir, checked)
     return RolloutSteps(run_dir, checked, model_path)
 
 
 def as_metrics(answers: list[StepMetrics | BadNumbers]) -> StepMetrics:
-    """Of what was applied, as the run recorded it; of a step of which nothing was, ``NOTHING``."""
+    """Metrics of the applied update, as the run recorded it; ``NOTHING`` for a step without one."""
     if done := [answer for answer in answers if isinstance(answer, StepMetrics)]:
         return mean_metrics(done)
     return StepMetrics(loss=NOTHING, grad_norm=NOTHING)
@@ -78,12 +79,12 @@ def as_metrics(answers: list[StepMetrics | BadNumbers]) -> StepMetrics:
 def recorded_steps(run_dir: RunDir, *, on_data: bool) -> Recorded:
     """Steps that can be trained again: with rollouts, those whose rollouts are there too; on data, all that were done,
     with ``NOTHING`` where no update was applied."""
-    found: Recorded = {}
+    steps: Recorded = {}
     for record in read_metrics(run_dir.root):
         step = int(record["step"])
         if {"loss", "grad_norm"} <= record.keys():
             if on_data or has_rollouts(run_dir.rollouts, step):
-                found[step] = record["loss"], record["grad_norm"]
+                steps[step] = record["loss"], record["grad_norm"]
         elif on_data and UPDATE_LEFT_OUT in record:
-            found[step] = NOTHING, NOTHING
-    return found
+            steps[step] = NOTHING, NOTHING
+    return steps

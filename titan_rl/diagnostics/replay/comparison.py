@@ -23,7 +23,7 @@ from titan_rl.trainer.state.plain_state import StateError, load_state, read_meta
 
 
 def recorded_places(root: Path) -> list[RankPlatform]:
-    """What a run directory says that its steps were trained on. Runs of releases that did not say it had no GPU."""
+    """Recorded trainer devices of a run directory. Runs of releases that did not say it had no GPU."""
     events = (event for event in read_events(root) if event.get("kind") == TRAINER_DEVICE)
     return [RankPlatform(str(event.get("device")), event.get("deterministic") is True) for event in events]
 
@@ -34,7 +34,7 @@ def equal_in_words(within: float) -> str:
 
 @dataclass(frozen=True)
 class ComparedStep:
-    """What the run recorded of a step, and what came of it again."""
+    """Recorded and replayed numbers of a step."""
 
     step: int
     recorded_loss: float
@@ -57,7 +57,7 @@ class ComparedStep:
             f"{equal_in_words(self.tolerance) if self.equal else 'DIFFERENT'}"
         )
 
-    def told(self) -> dict:
+    def as_json(self) -> dict:
         """JSON has no NaN."""
         values = {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
         return values | {"equal": self.equal}
@@ -92,21 +92,21 @@ class ComparedState:
         )
 
 
-def compared(kept: Path, replayed: Path) -> ComparedState:
-    """Errors: ConfigError if the run's own cannot be read."""
+def compared(checkpoint: Path, replayed: Path) -> ComparedState:
+    """Comparison of two checkpoints. Errors: ConfigError if the run's own cannot be read."""
     try:
-        return compare_states(kept, replayed)
+        return compare_states(checkpoint, replayed)
     except StateError as error:
         raise ConfigError(f"weights cannot be compared: {error}") from None
 
 
 def compare_states(checkpoint: Path, other: Path) -> ComparedState:
     """Weights first, then the optimizer's state, a tensor at a time, whatever ranks wrote them."""
-    ours, theirs = _tensors(checkpoint), _tensors(other)
-    unlike = [name for name in ours if name not in theirs or _layout(ours[name]) != _layout(theirs[name])]
-    different = [(name, math.nan) for name in (*(name for name in theirs if name not in ours), *unlike)]
+    tensors, others = _tensors(checkpoint), _tensors(other)
+    unlike = [name for name in tensors if name not in others or _layout(tensors[name]) != _layout(others[name])]
+    different = [(name, math.nan) for name in (*(name for name in others if name not in tensors), *unlike)]
     is_whole, sums = not different, defaultdict(lambda: [0.0, 0.0])
-    for name, a, b in _pairs(checkpoint, other, {name: ours[name] for name in ours if name not in unlike}):
+    for name, a, b in _pairs(checkpoint, other, {name: tensors[name] for name in tensors if name not in unlike}):
         difference = a.double() - b.double()
         of_kind = sums[name.rpartition(".")[2] if ".exp_avg" in name else "weights"]
         of_kind[0] += float(difference.square().sum())
@@ -115,7 +115,7 @@ def compare_states(checkpoint: Path, other: Path) -> ComparedState:
             different.append((name, float(difference.abs().max())))
     first, largest = different[0] if different else ("", 0.0)
     relative = max((_ratio(*pair) for pair in sums.values()), default=0.0) if is_whole else math.inf
-    return ComparedState(str(checkpoint), len(ours), len(different), first, largest, relative)
+    return ComparedState(str(checkpoint), len(tensors), len(different), first, largest, relative)
 
 
 def _ratio(difference: float, size: float) -> float:

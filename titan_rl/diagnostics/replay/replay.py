@@ -44,7 +44,7 @@ from titan_rl.trainer.model.determinism import RankPlatform, tolerance
 
 @dataclass(frozen=True)
 class Plan:
-    """What a replay does: steps ``first`` to ``last`` from ``checkpoint``, or from the base model."""
+    """Plan of a replay: steps ``first`` to ``last`` from ``checkpoint``, or from the base model."""
 
     run_dir: RunDir
     checked: Checked
@@ -59,19 +59,19 @@ class Plan:
 
 async def replay_steps(
     plan: Plan,
-    tell: Callable[[int, StepMetrics], None] = lambda step, metrics: None,
-    hear_of: Callable[[RankPlatform], None] = lambda here: None,
+    on_step: Callable[[int, StepMetrics], None] = lambda step, metrics: None,
+    on_device: Callable[[RankPlatform], None] = lambda device: None,
 ) -> list[StepMetrics]:
-    """Train on fresh trainer actors; ``tell`` hears of each step, ``hear_of`` before of what they compute on."""
+    """Train on fresh trainer actors; ``on_step`` is called after each step, ``on_device`` once, before the first."""
     checked, config = plan.checked, plan.checked.config
     path = base_model(config, plan.run_dir)
     # a death ends it: it can be asked again
-    lone = replace(checked, config=replace(config, recovery=replace(config.recovery, snapshot_every=0)))
+    unguarded = replace(checked, config=replace(config, recovery=replace(config.recovery, snapshot_every=0)))
     all_metrics, again = [], steps_of_replay(plan.run_dir, checked, path)
-    kept = kept_policy(config, checked.algorithm, plan.run_dir)
-    async with Actors(lone, path, frozenset({"trainer"}), kept) as actors:
+    policy = kept_policy(config, checked.algorithm, plan.run_dir)
+    async with Actors(unguarded, path, frozenset({"trainer"}), policy) as actors:
         trainer = actors.meshes.trainer
-        hear_of(await trainer_device(trainer, actors.checked.config))
+        on_device(await trainer_device(trainer, actors.checked.config))
         if plan.checkpoint is not None:
             await trainer.call(TrainerEndpoints.load_checkpoint(HostPath(plan.checkpoint)))
         elif plan.sft and config.sft.steps:
@@ -79,7 +79,7 @@ async def replay_steps(
         for step in range(plan.first, plan.last + 1):
             metrics = as_metrics(await again.train(trainer, step))
             all_metrics.append(metrics)
-            tell(step, metrics)
+            on_step(step, metrics)
         if plan.keep_in is not None:
             await trainer.call(TrainerEndpoints.begin_checkpoint(HostPath(plan.keep_in)))
             await written(trainer, plan.keep_in, config.mesh.step_timeout)
@@ -96,23 +96,26 @@ def _learned_from_data(run_dir: RunDir) -> bool:
 
 
 def plan_replay(
-    root: Path, first: int, last: int, folders: Sequence[str] = (), say: Callable[[str], None] = lambda text: None
+    root: Path, first: int, last: int, folders: Sequence[str] = (), log: Callable[[str], None] = lambda text: None
 ) -> Plan:
-    """``folders``: where the command says that code is (controller/preflight/recorded_config.py). ``say`` hears of
-    checkpoints that are passed over. Errors: ConfigError if there is no such run, no such steps, no checkpoint to begin
-    from, or something of it is damaged."""
+    """Checked plan of a replay of steps ``first`` to ``last``.
+
+    ``folders``: where the command says that code is (controller/preflight/recorded_config.py). ``log`` gets a line for
+    each of the checkpoints that are passed over. Errors: ConfigError if there is no such run, no such steps, no
+    checkpoint to begin from, or something of it is damaged.
+    """
     run_dir = existing_run_dir(root)
     check_no_modules(root)
     if not run_dir.config.is_file():
         raise ConfigError(f"{root} holds no config.json: give a run directory, such as runs/quickstart-<date>-<time>")
     if not 1 <= first <= last:
         raise ConfigError(f"--from {first} --to {last}: give steps of the run, the first no later than the last")
-    known = sorted(recorded(run_dir))
-    begin, checkpoint = _beginning(run_dir, first, say)
-    if missing := next((step for step in range(first, last + 1) if step not in known), None):
-        there = f"steps {known[0]} to {known[-1]} are" if known else "no step is"
+    steps = sorted(recorded(run_dir))
+    begin, checkpoint = _beginning(run_dir, first, log)
+    if missing := next((step for step in range(first, last + 1) if step not in steps), None):
+        there = f"steps {steps[0]} to {steps[-1]} are" if steps else "no step is"
         raise ConfigError(f"step {missing} is not recorded in {root}, where {there}: change --from and --to")
-    if missing := next((step for step in range(begin, first) if step not in known), None):
+    if missing := next((step for step in range(begin, first) if step not in steps), None):
         raise ConfigError(f"step {missing}, on the way from {checkpoint} to {first}, is not recorded in {root}")
     config = load_recorded(run_dir, one_configuration(run_dir, begin, last), folders)
     checked = resolve(config)
@@ -128,12 +131,12 @@ def _folder(run_dir: RunDir) -> CheckpointFolder:
     return CheckpointFolder.of(run_dir, 1, str(read_settings(run_dir.config).get("checkpoint.store", "")))
 
 
-def _beginning(run_dir: RunDir, first: int, say: Callable[[str], None]) -> tuple[int, Path | None]:
+def _beginning(run_dir: RunDir, first: int, log: Callable[[str], None]) -> tuple[int, Path | None]:
     """The first step to train, and the checkpoint before it. Errors: ConfigError."""
     folder = _folder(run_dir)
-    if found := folder.newest_complete(first - 1, say):
-        check_readable(found[0])
-        return found[1].step + 1, found[0]
+    if checkpoint := folder.newest_complete(first - 1, log):
+        check_readable(checkpoint[0])
+        return checkpoint[1].step + 1, checkpoint[0]
     if first > 1:
         raise ConfigError(
             f"{run_dir.root} holds no whole checkpoint of a step before {first} ({folder.flaws()}): begin with "
@@ -157,7 +160,7 @@ def _check_readable(plan: Plan) -> None:
             raise ConfigError(f"{error}; replay the steps before it, or those after it from a checkpoint") from None
 
 
-def _kept(plan: Plan) -> tuple[Path | None, str]:
+def _own_checkpoint(plan: Plan) -> tuple[Path | None, str]:
     """The run's own checkpoint of the last step if it can be compared with, or else why not. Errors: ConfigError."""
     folder = _folder(plan.run_dir)
     if plan.last not in folder.steps():
@@ -171,39 +174,39 @@ def _kept(plan: Plan) -> tuple[Path | None, str]:
 class _Report:
     """What is said while a replay goes on, and what came of it."""
 
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
-        self.say, self.wanted, self.places = say, recorded(plan.run_dir), recorded_places(plan.run_dir.root)
+    def __init__(self, plan: Plan, log: Callable[[str], None]) -> None:
+        self.log, self.recorded, self.places = log, recorded(plan.run_dir), recorded_places(plan.run_dir.root)
         self.dtype = plan.checked.titan.training.mixed_precision_param
         self.steps: list[ComparedStep] = []
         self.state: ComparedState | None = None
         self.tolerance = 0.0
 
-    def hear_of(self, here: RankPlatform) -> None:
+    def on_device(self, here: RankPlatform) -> None:
         self.tolerance = tolerance([*self.places, here], self.dtype)
         if self.tolerance:
             recorded_on = ", ".join(dict.fromkeys(place.device for place in self.places)) or "cpu"
-            self.say(
+            self.log(
                 f"recorded on {recorded_on}, replayed on {here.device}: no order of additions that both kept, so steps "
                 f"are {equal_in_words(self.tolerance)} at best ([debug] deterministic gives GPUs of one kind an order)"
             )
 
-    def tell(self, step: int, metrics: StepMetrics) -> None:
-        loss, grad_norm = self.wanted[step]
+    def on_step(self, step: int, metrics: StepMetrics) -> None:
+        loss, grad_norm = self.recorded[step]
         self.steps.append(ComparedStep(step, loss, metrics.loss, grad_norm, metrics.grad_norm, self.tolerance))
-        self.say(self.steps[-1].line())
+        self.log(self.steps[-1].line())
 
-    def compare(self, kept: Path, replayed: Path) -> None:
-        self.state = compared(kept, replayed)
-        self.say(self.state.line(self.tolerance))
+    def compare(self, checkpoint: Path, replayed: Path) -> None:
+        self.state = compared(checkpoint, replayed)
+        self.log(self.state.line(self.tolerance))
 
     @property
     def equal(self) -> bool:
         return all(step.equal for step in self.steps) and (self.state is None or self.state.is_equal(self.tolerance))
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """``bit_equal`` is claimed only where equal bits are more than luck."""
         return {
-            "steps": [step.told() for step in self.steps],
+            "steps": [step.as_json() for step in self.steps],
             "state": asdict(self.state) if self.state else None,
             "recorded_on": [asdict(place) for place in self.places],
             "tolerance": self.tolerance,
@@ -216,24 +219,24 @@ def replay(root: Path, first: int, last: int, *, as_json: bool, folders: Sequenc
     """The command: prints what is equal and what is not; the exit code. Errors: ConfigError before any start."""
     console = Terminal()
 
-    def say(text: str) -> None:
+    def print_line(text: str) -> None:
         if not as_json:
             console.print(text, soft_wrap=True)
 
-    plan = plan_replay(root, first, last, folders, say)
-    report = _Report(plan, say)
-    kept, why_not = _kept(plan)
+    plan = plan_replay(root, first, last, folders, print_line)
+    report = _Report(plan, print_line)
+    own_checkpoint, why_not = _own_checkpoint(plan)
     began = str(plan.checkpoint) if plan.checkpoint else "the base model"
-    say(f"from {began}, steps {plan.first} to {plan.last}: recorded -> replayed")
+    print_line(f"from {began}, steps {plan.first} to {plan.last}: recorded -> replayed")
     with tempfile.TemporaryDirectory(prefix="titan_rl_replay_") as scratch:
         replayed = Path(scratch) / "checkpoint"
-        if kept is not None:
+        if own_checkpoint is not None:
             plan = replace(plan, keep_in=replayed)
-        drive(replay_steps(plan, report.tell, report.hear_of))
-        if kept is not None:
-            report.compare(kept, replayed)
+        drive(replay_steps(plan, report.on_step, report.on_device))
+        if own_checkpoint is not None:
+            report.compare(own_checkpoint, replayed)
         else:
-            say(f"no whole checkpoint of step {last} to compare weights with: {why_not}")
+            print_line(f"no whole checkpoint of step {last} to compare weights with: {why_not}")
     if as_json:
-        print(json.dumps({"run": str(root), "from": began} | report.told()))
+        print(json.dumps({"run": str(root), "from": began} | report.as_json()))
     return 0 if report.equal else 1

@@ -19,11 +19,11 @@ _HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
 ]
-_NO = b"403: open the address that titan-rl watch printed; the secret in it is asked for\n"
+_NO = b"403: open the address that titan-rl watch printed; requests need the secret in it\n"
 
 
 class Guard:
-    """403 for everybody else."""
+    """ASGI middleware: 403 for requests without the secret."""
 
     def __init__(self, app: Callable, secret: str, port: int) -> None:
         self._app, self._secret = app, secret
@@ -35,12 +35,12 @@ class Guard:
         if not self._is_here(dict(scope["headers"])) or not self._has_secret(scope["path"]):
             return await _refuse(scope, send)
 
-        async def told(message: dict[str, Any]) -> None:
+        async def send_with_headers(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 message = message | {"headers": [*message.get("headers", []), *_HEADERS]}
             await send(message)
 
-        await self._app(scope | {"root_path": f"/{self._secret}"}, receive, told)
+        await self._app(scope | {"root_path": f"/{self._secret}"}, receive, send_with_headers)
 
     def _is_here(self, headers: dict[bytes, bytes]) -> bool:
         """Whether it was asked under its own name (a name that leads here is not enough), by no other page."""
@@ -49,8 +49,8 @@ class Guard:
 
     def _has_secret(self, path: str) -> bool:
         start, _, below = path.partition("/")
-        given, slash, _ = below.partition("/")
-        return not start and bool(slash) and hmac.compare_digest(given.encode(errors="replace"), self._secret.encode())
+        secret, slash, _ = below.partition("/")
+        return not start and bool(slash) and hmac.compare_digest(secret.encode(errors="replace"), self._secret.encode())
 
 
 async def _refuse(scope: dict[str, Any], send: Send) -> None:

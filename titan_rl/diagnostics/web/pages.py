@@ -19,7 +19,7 @@ _VIEWS = {"curves": "Curves", "steps": "Steps", "rollouts": "Rollouts", "mesh": 
 
 
 class Pages:
-    """One for each browser's page. The address tells what is shown, so that it can be kept and passed on."""
+    """Content of one browser page. The address tells what is shown, so that it can be kept and passed on."""
 
     def __init__(self, runs: list[Watched], query: Mapping[str, str]) -> None:
         """``runs``: those that are watched. ``query``: parameters of the address; what is none of ours is passed
@@ -34,7 +34,7 @@ class Pages:
             self._top()
         self.body = ui.column().classes("page")
         self.show(self.view, query)
-        ui.timer(2.0, self._tell_state)
+        ui.timer(2.0, self._show_state)
 
     def _top(self) -> None:
         ui.label("titan_rl").classes("brand")
@@ -46,17 +46,17 @@ class Pages:
         else:
             ui.label(self.run.name).classes("soft")
         self.state = ui.label()
-        self._tell_state()
+        self._show_state()
         ui.element("div").classes("grow")
         with ui.element("nav").classes("nav"):
-            self.buttons = {name: self._button(name, told) for name, told in _VIEWS.items()}
+            self.buttons = {name: self._button(name, title) for name, title in _VIEWS.items()}
         dark = ui.button(icon="contrast", on_click=self._switch).props("flat dense round aria-label='light or dark'")
         dark.tooltip("light or dark")
 
-    def _button(self, name: str, told: str) -> ui.element:
+    def _button(self, name: str, title: str) -> ui.element:
         button = ui.element("button").props(f"id=view-{name}")
         with button:
-            ui.label(told)
+            ui.label(title)
         return button.on("click", lambda: self.show(name))
 
     async def _switch(self) -> None:
@@ -65,12 +65,12 @@ class Pages:
 
     def _choose(self, number: int) -> None:
         self.run = self.runs[number]
-        self._tell_state()
+        self._show_state()
         self.show(self.view)
 
-    def _tell_state(self) -> None:
-        state, told = state_of(self.run.run_dir)
-        self.state.set_text(f"{state}: {told}")
+    def _show_state(self) -> None:
+        state, detail = state_of(self.run.run_dir)
+        self.state.set_text(f"{state}: {detail}")
         self.state.classes(replace=f"pill {state}")
 
     def _moved(self, parameters: dict[str, str]) -> None:
@@ -82,7 +82,7 @@ class Pages:
         ui.navigate.history.replace(f"?{urlencode(own | {'view': self.view} | parameters)}")
 
     def show(self, view: str, query: Mapping[str, str] = MappingProxyType({})) -> None:
-        """``query``: what of the view is to be seen."""
+        """Switch to a view. ``query``: what of the view is to be seen."""
         self.view = view
         for name, button in self.buttons.items():
             button.classes(add="on") if name == view else button.classes(remove="on")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _HOST = "127.0.0.1"
 
 
-def watch(roots: list[Path], port: int = 0, say: Callable[[str], None] = print) -> int:
-    """``port``: 0 for any. Errors: ConfigError before anything listens."""
+def watch(roots: list[Path], port: int = 0, log: Callable[[str], None] = print) -> int:
+    """Web page of these runs, until Ctrl-C. ``port``: 0 for any. Errors: ConfigError before anything listens."""
     app, runs = application(roots)
     listening = _listen(port)
     port, secret = listening.getsockname()[1], secrets.token_urlsafe(24)
@@ -44,8 +44,8 @@ def watch(roots: list[Path], port: int = 0, say: Callable[[str], None] = print) 
     server = uvicorn.Server(settings)
     for run in runs:
         threading.Thread(target=run.index.refresh, daemon=True).start()
-    say(f"http://{_HOST}:{port}/{secret}/")
-    say("This address is for you alone; only this machine reaches it. Ctrl-C ends it; the runs are not touched.")
+    log(f"http://{_HOST}:{port}/{secret}/")
+    log("This address is for you alone; only this machine reaches it. Ctrl-C ends it; the runs are not touched.")
     with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended
         server.run(sockets=[listening])
     return 0

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_shapes import Asked, Kind, read_row
+from titan_rl.data.rows.row_shapes import Kind, ParsedRow, read_row
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import Task
@@ -21,7 +21,7 @@ _STREAM = "data"
 
 def synthetic_rows(
     task: Task, kind: Kind, *, seed: int, count: int, num_held_out: int
-) -> tuple[list[Asked], list[Asked]]:
+) -> tuple[list[ParsedRow], list[ParsedRow]]:
     """Training rows of ``count`` prompts (at most all of a finite task), and held-out rows.
 
     Errors: ConfigError if the task has no worked example, or the same for all.
@@ -31,7 +31,7 @@ def synthetic_rows(
     return _rows(task, kind, train), _rows(task, kind, held_out_prompts(task, num_held_out))
 
 
-def _rows(task: Task, kind: Kind, prompts: Sequence[Prompt]) -> list[Asked]:
+def _rows(task: Task, kind: Kind, prompts: Sequence[Prompt]) -> list[ParsedRow]:
     answers = [_only_answer(task, prompt) for prompt in prompts]
     return [
         read_row(f"made of prompt {prompt.id}", columns, kind, "auto")

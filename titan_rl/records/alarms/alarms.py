@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from titan_rl.records.alarms import reward_hacking, training_health
 from titan_rl.records.alarms.windows import WINDOW, Record, Records
 
-GAMED = tuple(reward_hacking.LOOKS)
+REWARD_HACKING = tuple(reward_hacking.LOOKS)
 """Of the reward."""
-NAMES = (*GAMED, *training_health.LOOKS)
+NAMES = (*REWARD_HACKING, *training_health.LOOKS)
 METRICS = tuple(f"alarm_{name}" for name in NAMES)
 _LOOKS = reward_hacking.LOOKS | training_health.LOOKS
 HISTORY = 10_000
@@ -28,13 +28,13 @@ def standing(records: Sequence[Record], names: Collection[str] = NAMES) -> dict[
 
 
 def _standing(records: Records, names: Collection[str]) -> dict[str, str]:
-    said = {name: _LOOKS[name](records) for name in names}
-    return {name: text for name, text in said.items() if text}
+    messages = {name: _LOOKS[name](records) for name in names}
+    return {name: text for name, text in messages.items() if text}
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """One that was raised."""
+    """Raised alarm, with the steps of its beginning and end."""
 
     name: str
     first: int
@@ -46,15 +46,15 @@ class Alarm:
 
 
 def history(records: Iterable[dict[str, float]], names: Collection[str] = NAMES) -> list[Alarm]:
-    """Every alarm of a run's last steps, in the order of their beginnings; one that ended and came again is two."""
+    """Alarms of a run's last steps, in the order of their beginnings; one that ended and came again is two."""
     rewarded = [record for record in records if "reward" in record][-HISTORY:]
-    whole = Records(rewarded)
+    all_records = Records(rewarded)
     raised: list[Alarm] = []
     open_ones: dict[str, Alarm] = {}
     for count in range(2 * WINDOW, len(rewarded) + 1):
-        step, now = int(rewarded[count - 1]["step"]), _standing(whole.first(count), names)
+        step, now = int(rewarded[count - 1]["step"]), _standing(all_records.first(count), names)
         raised += [open_ones.pop(name) for name in list(open_ones) if name not in now]
-        for name, says in now.items():
-            before = open_ones.get(name, Alarm(name, step, step, says))
+        for name, message in now.items():
+            before = open_ones.get(name, Alarm(name, step, step, message))
             open_ones[name] = Alarm(name, before.first, step, before.says)
     return sorted([*raised, *open_ones.values()], key=lambda alarm: (alarm.first, alarm.name))

@@ -86,11 +86,11 @@ def _answers_collapse(records: Records) -> str:
 def _held_out_gap(records: Records) -> str:
     """Between the first evaluation that has a window of steps before it, and the last."""
     accuracy = records.column("held_out_accuracy").values[: len(records)]
-    told = [int(n) + 1 for n in np.flatnonzero(~np.isnan(accuracy)) if n + 1 >= WINDOW]
-    if not told or told[-1] - told[0] < WINDOW or (reward := change(records.first(told[-1]), "reward")) is None:
+    counts = [int(n) + 1 for n in np.flatnonzero(~np.isnan(accuracy)) if n + 1 >= WINDOW]
+    if not counts or counts[-1] - counts[0] < WINDOW or (reward := change(records.first(counts[-1]), "reward")) is None:
         return ""
-    first, last = (float(accuracy[n - 1]) for n in (told[0], told[-1]))
-    at = told[0] - WINDOW
+    first, last = (float(accuracy[n - 1]) for n in (counts[0], counts[-1]))
+    at = counts[0] - WINDOW
     gained, followed = float(reward.share_W()[at]), last - first + DOUBT * HELD_OUT_ERROR
     if gained < REWARD_GAIN or not reward.is_up_W[at] or followed > FOLLOWS * gained:
         return ""

@@ -51,15 +51,15 @@ def _is_often_wrong(records: Records) -> bool:
     return accuracy is not None and accuracy < OFTEN_WRONG
 
 
-def _entropy_gone(records: Records) -> str:
+def _entropy_collapse(records: Records) -> str:
     entropy = change(records, "entropy")
     if entropy is None or entropy.last >= LITTLE_ENTROPY or not _is_often_wrong(records):
         return ""
     at = worst(entropy.is_down_W & (entropy.last <= ENTROPY_LEFT * entropy.before_W), -entropy.gain_W)
     if at is None:
         return ""
-    said = f"the entropy of a token went from {entropy.before_W[at]:.3f} to {entropy.last:.3f} nats"
-    return f"{said}, with {last_mean(records, 'accuracy'):.0%} of the answers right"
+    message = f"the entropy of a token went from {entropy.before_W[at]:.3f} to {entropy.last:.3f} nats"
+    return f"{message}, with {last_mean(records, 'accuracy'):.0%} of the answers right"
 
 
 def _no_signal(records: Records) -> str:
@@ -95,13 +95,13 @@ def _straggler(records: Records) -> str:
     if not ratios:
         return ""
     kind = max(ratios, key=lambda kind: ratios[kind])
-    who = kind.removeprefix("slowest_").replace("_", " ")
-    return f"the slowest {who} takes {ratios[kind]:.1f} times its peers' median (events.jsonl names it)"
+    actor = kind.removeprefix("slowest_").replace("_", " ")
+    return f"the slowest {actor} takes {ratios[kind]:.1f} times its peers' median (events.jsonl names it)"
 
 
 LOOKS = {
     "agreement_drift": _agreement_drift,
-    "entropy_gone": _entropy_gone,
+    "entropy_gone": _entropy_collapse,
     "no_signal": _no_signal,
     "slow_steps": _slow_steps,
     "straggler": _straggler,

@@ -35,17 +35,18 @@ class Column:
 
     @cached_property
     def windows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of each window of WINDOW steps: float64 [count - WINDOW + 1]."""
         windows = np.lib.stride_tricks.sliding_window_view(self.values, WINDOW)
         return windows.mean(1), windows.var(1, ddof=1)
 
     @cached_property
     def largest(self) -> np.ndarray:
-        """So far."""
+        """Running maximum."""
         return np.maximum.accumulate(self.values)
 
     @cached_property
     def least(self) -> np.ndarray:
-        """So far."""
+        """Running minimum."""
         return np.minimum.accumulate(self.values)
 
 
@@ -57,13 +58,13 @@ class Records:
         self._columns: dict[str, Column] = {}
 
     def first(self, count: int) -> "Records":
-        """Those of the first ``count`` steps."""
+        """Records of the first ``count`` steps."""
         prefix = Records(self._all)
         prefix._count, prefix._columns = min(count, self._count), self._columns
         return prefix
 
     def column(self, name: str, derived: Derived | None = None) -> Column:
-        """Of the whole run. ``derived``: how a record gives it, if not by that name."""
+        """Column of a metric over the whole run. ``derived``: how a record gives it, if not by that name."""
         if name not in self._columns:
             self._columns[name] = Column([derived(each) if derived else each.get(name) for each in self._all])
         return self._columns[name]
@@ -72,7 +73,7 @@ class Records:
         return self._count
 
     def last(self, count: int) -> Sequence[Record]:
-        """At most so many."""
+        """Last records, at most so many."""
         return self._all[max(self._count - count, 0) : self._count]
 
 
@@ -89,11 +90,12 @@ class Change:
 
     @property
     def gain_W(self) -> np.ndarray:
+        """Last window less each earlier one."""
         return self.last - self.before_W
 
     @property
     def is_up_W(self) -> np.ndarray:
-        """By more than chance."""
+        """Whether the last window is higher by more than chance."""
         return self.gain_W > SURE * self.error_W
 
     @property
@@ -108,7 +110,8 @@ class Change:
 
 
 def change(records: Records, name: str, derived: Derived | None = None) -> Change | None:
-    """None where a step does not tell it, or there are fewer than two windows. ``derived``: as to ``column``."""
+    """Change of a metric from each earlier window to the last. None where a step lacks it, or there are fewer than two
+    windows. ``derived``: as to ``column``."""
     column, count = records.column(name, derived), len(records)
     if count < 2 * WINDOW or not column.is_whole(count):
         return None
@@ -125,11 +128,11 @@ def change(records: Records, name: str, derived: Derived | None = None) -> Chang
 
 
 def last_mean(records: Records, name: str) -> float | None:
-    """Of the last window; None as above."""
-    found = change(records, name)
-    return None if found is None else found.last
+    """Mean of the last window; None as ``change``."""
+    window = change(records, name)
+    return None if window is None else window.last
 
 
 def worst(is_met_W: np.ndarray, by_W: np.ndarray) -> int | None:
-    """Of the windows where it is met, the one with the largest ``by_W``."""
+    """Index of the window with the largest ``by_W`` among those where the condition is met."""
     return int(np.where(is_met_W, by_W, -np.inf).argmax()) if is_met_W.any() else None

@@ -34,7 +34,7 @@ _Count = Annotated[int, Field(ge=0, le=10**12)]
 
 @dataclass(frozen=True)
 class ControllerState:
-    """What the controller needs to continue a run."""
+    """State of the controller in a checkpoint."""
 
     step: _Count
     """Steps done. The policy version and the ledger's mark have the same number."""
@@ -53,7 +53,7 @@ class CheckpointFolder:
 
     @classmethod
     def of(cls, run_dir: RunDir, keep_latest_k: int, store: str = "") -> "CheckpointFolder":
-        """Of a run. ``store``: as ``checkpoint.store``."""
+        """Checkpoint folder of a run. ``store``: as ``checkpoint.store``."""
         named = ShardStore(store, run_dir.root.resolve().name) if store else None
         return cls(run_dir.checkpoints, keep_latest_k, named)
 
@@ -74,11 +74,11 @@ class CheckpointFolder:
         return folder
 
     def shards(self, folder: Path) -> str:
-        """Where ranks write the large files of one that was begun; empty: there."""
+        """Place of the ranks' large files of a checkpoint in the making; empty: in its folder."""
         return "" if self._store is None else self._store.place(_name_in_store(folder))
 
     def gather(self, folder: Path) -> list[Path]:
-        """What ranks have written elsewhere becomes part of one that was begun. Its parts; none without a store."""
+        """Add files in the store to a checkpoint in the making. Returns its parts; none without a store."""
         return [] if self._store is None else self._store.gather(_name_in_store(folder), folder)
 
     def abandon(self, folder: Path) -> None:
@@ -129,18 +129,18 @@ class CheckpointFolder:
         return _checked_state(manifest.get("state"), step), _checked_files(manifest.get("files"))
 
     def flaw(self, step: int) -> str | None:
-        """What is wrong with a checkpoint, if anything: every byte is read."""
+        """Flaw of a checkpoint, or None: every byte is read."""
         try:
             _, files = self._manifest(step)
             for part in {Path(name).parent for name in files}:
                 shards = shards_of(self.path(step) / part)
                 if shards is not None and not (self._store and self._store.owns(shards)):
                     return f"its files are in {shards.at!r:.200}, which is not below checkpoint.store"
-            for name, wanted in files.items():
-                found = _described(self.path(step), name)
-                if found["bytes"] != wanted["bytes"]:
-                    return f"its {name} has {found['bytes']} bytes instead of {wanted['bytes']}"
-                if found != wanted:
+            for name, expected in files.items():
+                actual = _described(self.path(step), name)
+                if actual["bytes"] != expected["bytes"]:
+                    return f"its {name} has {actual['bytes']} bytes instead of {expected['bytes']}"
+                if actual != expected:
                     return f"its {name} fails its checksum"
         except (ValueError, OSError) as error:
             return str(error)
@@ -149,19 +149,20 @@ class CheckpointFolder:
         return None
 
     def flaws(self) -> str:
-        """Of all checkpoints, in words."""
+        """Flaws of all checkpoints, as text."""
         return ", ".join(f"of step {step}, {self.flaw(step)}" for step in self.steps()) or "there is none"
 
     def newest_complete(
-        self, at_most: int | None = None, say: Callable[[str], None] = lambda text: None
+        self, at_most: int | None = None, log: Callable[[str], None] = lambda text: None
     ) -> tuple[Path, ControllerState] | None:
-        """The newest complete checkpoint of a step up to ``at_most``. ``say`` gets a line for each that is skipped."""
+        """Newest complete checkpoint of a step up to ``at_most``, with its state. ``log`` gets a line for each that is
+        skipped."""
         for step in reversed(self.steps()):
             if at_most is not None and step > at_most:
                 continue
             if (flaw := self.flaw(step)) is None:
                 return self.path(step), self._manifest(step)[0]
-            say(f"checkpoint {self.path(step)} is not complete: {flaw}; trying the one before")
+            log(f"checkpoint {self.path(step)} is not complete: {flaw}; trying the one before")
         return None
 
     def drop_after(self, step: int) -> None:
@@ -174,37 +175,37 @@ class CheckpointFolder:
                 self.path(later).rename(place)
 
 
-def _checked_state(found: Any, step: int) -> ControllerState:
+def _checked_state(content: Any, step: int) -> ControllerState:
     """Errors: ValueError unless it has the types of a state and belongs to that step."""
     try:
-        state = TypeAdapter(ControllerState).validate_json(json.dumps(found), strict=True)
+        state = TypeAdapter(ControllerState).validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "state"
         raise ValueError(f"its {_STATE} says {where} = {first['input']!r:.60}: {first['msg']}") from None
     before = state.held_out_before or {"correct": 0, "count": 1}
-    if not (_whole(before, "count") > 0 and 0 <= _whole(before, "correct") <= before["count"]):
+    if not (_integer(before, "count") > 0 and 0 <= _integer(before, "correct") <= before["count"]):
         raise ValueError(f"its {_STATE} says held_out_before = {before!r:.60}")
     if state.step != step:
         raise ValueError(f"its {_STATE} is of step {state.step}")
     return state
 
 
-def _whole(values: dict[str, Any], name: str) -> int:
+def _integer(values: dict[str, Any], name: str) -> int:
     """-1 for what is no whole number."""
     return value if type(value := values.get(name)) is int else -1
 
 
-def _checked_files(found: Any) -> dict[str, dict[str, Any]]:
+def _checked_files(files: Any) -> dict[str, dict[str, Any]]:
     """Errors: ValueError unless it names files of the folder itself."""
-    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
         raise ValueError(f"its {_STATE} lists no files")
-    for name, entry in found.items():
+    for name, entry in files.items():
         if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
             raise ValueError(f"its {_STATE} lists {name!r:.60}, which is not a file of it")
         if set(entry) != {"bytes", "xxh3_128"}:
             raise ValueError(f"its {_STATE} does not describe {name!r:.60}")
-    return found
+    return files
 
 
 def _name_in_store(folder: Path) -> str:

@@ -14,7 +14,7 @@ _METADATA = ".metadata"
 
 
 class ShardStore:
-    """Of one run. Errors of all calls: OSError, or what the file system raises; StoreError."""
+    """Store of one run's shards. Errors of all calls: OSError, or what the file system raises; StoreError."""
 
     def __init__(self, base: str, name: str) -> None:
         """``base``: the whole store; ``name``: of the run's own place in it."""
@@ -26,18 +26,18 @@ class ShardStore:
         return is_below(shards.at, self.base)
 
     def place(self, name: str) -> str:
-        """For the files of one checkpoint."""
+        """Place of one checkpoint's files."""
         return f"{self.url}/{name}"
 
     def gather(self, name: str, folder: Path) -> list[Path]:
-        """What ranks have written into a place: the small files come into ``folder``, which says where the rest is.
-        The folders below it, and it itself, that have such."""
+        """Copy the ranks' small files from a place into ``folder``, with a record of where the large ones are. Returns
+        the folders, itself included, with such files."""
         system, at = file_system(self.place(name))
-        found = system.find(at, detail=True)
-        if not any(path.endswith(f"/{_METADATA}") for path in found):
+        entries = system.find(at, detail=True)
+        if not any(path.endswith(f"/{_METADATA}") for path in entries):
             raise StoreError(f"ranks' files are not in {self.place(name)}: is it the same place on all hosts?")
         parts: dict[str, dict[str, int]] = {}
-        for path, about in found.items():
+        for path, about in entries.items():
             part, _, file = path.removeprefix(at).strip("/").rpartition("/")
             if file == _METADATA:
                 (folder / part).mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,8 @@ class ShardStore:
             system.rm(at, recursive=True)
 
     def remove_of(self, folder: Path) -> None:
-        """What belongs to a checkpoint; a folder that names another place than one of the run's own removes nothing."""
+        """Remove the files of a checkpoint; a folder that names another place than one of the run's own removes
+        nothing."""
         for part in (folder, *(path for path in folder.iterdir() if path.is_dir())) if folder.is_dir() else ():
             with suppress(StoreError):
                 if (shards := shards_of(part)) is not None and is_below(shards.at, self.url):
@@ -64,17 +65,20 @@ class ShardStore:
 
 
 def check_store(url: str) -> None:
-    """Errors: StoreError for what is not a place that other hosts know, too, and that can be written to and read."""
+    """Check of a store: a place for all hosts, writable and readable.
+
+    Errors: StoreError for what is not a place that other hosts know, too, and that can be written to and read.
+    """
     if "://" not in url and not Path(url).is_absolute():
         raise StoreError("hosts look for it elsewhere: give an absolute path, or a URL such as s3://bucket/runs")
     system, at = file_system(url.rstrip("/"))
-    probe, said = f"{at}/probe-{uuid4().hex}", b"titan_rl"
+    probe, payload = f"{at}/probe-{uuid4().hex}", b"titan_rl"
     try:
         system.makedirs(at, exist_ok=True)
-        system.pipe_file(probe, said)
-        found = system.cat_file(probe)
+        system.pipe_file(probe, payload)
+        content = system.cat_file(probe)
         system.rm_file(probe)
     except Exception as error:  # each file system has errors of its own
         raise StoreError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
-    if found != said:
+    if content != payload:
         raise StoreError("what is read there is not what was written")

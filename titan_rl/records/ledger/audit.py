@@ -40,12 +40,12 @@ _MOST_WORK = 30_000_000
 
 
 class UnreadableLedger(ValueError):
-    """There is no ledger in the file, or it is damaged so that its rows cannot be read; says which, in one line."""
+    """Missing ledger, or one with unreadable rows; the message is one line."""
 
 
 @dataclass
 class Proved:
-    """A prompt as the entries tell it. All its samples are settled at once."""
+    """State of a prompt according to the entries. All its samples are settled at once."""
 
     samples: int
     retries: int = 0
@@ -64,7 +64,7 @@ class Proved:
 
 
 def flaws(path: Path) -> list[str]:
-    """What is wrong with a ledger file, a line each naming the row; empty if it holds. Nothing is raised."""
+    """Flaws of a ledger file, a line each with its row; empty if it holds. Nothing is raised."""
     try:
         return read(path, flaws_of)
     except UnreadableLedger as error:
@@ -72,7 +72,7 @@ def flaws(path: Path) -> list[str]:
 
 
 def read(path: Path, look: Callable[[sqlite3.Connection], T]) -> T:
-    """What ``look`` finds in a ledger, in one snapshot of it. Errors: UnreadableLedger."""
+    """Result of ``look`` on one snapshot of a ledger. Errors: UnreadableLedger."""
     if not path.exists():
         raise UnreadableLedger(f"{path} is not there: the run has no ledger")
     try:
@@ -87,13 +87,13 @@ def read(path: Path, look: Callable[[sqlite3.Connection], T]) -> T:
     if log.exists():
         return _read(path, look, "mode=ro")
     try:  # nobody has it open, so it is read without the files that SQLite makes to share it
-        found = _read(path, look, "immutable=1")
+        result = _read(path, look, "immutable=1")
     except UnreadableLedger:
         if not log.exists():
             raise
     else:
         if not log.exists():
-            return found
+            return result
     return _read(path, look, "mode=ro")  # a run has begun meanwhile
 
 
@@ -142,19 +142,19 @@ def _check_readable(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def flaws_of(connection: sqlite3.Connection) -> list[str]:
-    """As ``flaws``, of a ledger that ``read`` opened."""
+    """Flaws, as of ``flaws``, of an open ledger."""
     if is_unchained(connection):
         return [UNCHAINED]
-    found = _schema_flaws(connection)
+    flaws = _schema_flaws(connection)
     if "entries" not in _objects(connection):
-        return found
+        return flaws
     entries = connection.execute("select number, content, hash from entries order by number").fetchall()
-    proved, cannot = fold(entries)
+    proved, impossible = fold(entries)
     [(last,)] = connection.execute("select max(seq) from sqlite_sequence where name = 'entries'")
-    found += _chain_flaws(entries, last or 0) + cannot
-    found += _prompt_flaws(proved, connection.execute("select id, samples, retries from prompts order by id"))
+    flaws += _chain_flaws(entries, last or 0) + impossible
+    flaws += _prompt_flaws(proved, connection.execute("select id, samples, retries from prompts order by id"))
     rows = connection.execute("select prompt_id, sample, state, step, reason from samples order by prompt_id, sample")
-    return found + _sample_flaws(proved, rows)
+    return flaws + _sample_flaws(proved, rows)
 
 
 # the schema
@@ -169,11 +169,11 @@ def _objects(connection: sqlite3.Connection) -> dict[str, str]:
 def _schema_flaws(connection: sqlite3.Connection) -> list[str]:
     with closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(SCHEMA)
-        wanted, found = _objects(fresh), _objects(connection)
-    return [f"{name} is missing from the database" for name in wanted.keys() - found.keys()] + [
+        expected, actual = _objects(fresh), _objects(connection)
+    return [f"{name} is missing from the database" for name in expected.keys() - actual.keys()] + [
         f"{name} of the database is not as this release makes it"
-        for name in sorted(found)
-        if found[name] != wanted.get(name)
+        for name in sorted(actual)
+        if actual[name] != expected.get(name)
     ]
 
 
@@ -185,24 +185,24 @@ Entry = tuple[int, str, str]
 
 def _chain_flaws(entries: Iterable[Entry], last: int) -> list[str]:
     """``last``: the highest number that the database ever gave to an entry, which it keeps in a table of its own."""
-    found, wanted, before = [], 1, {""}
+    flaws, expected, before = [], 1, {""}
     for number, content, stored in entries:
         if number < 1:
-            found.append(f"entry {number} was added: entries are numbered from 1")
+            flaws.append(f"entry {number} was added: entries are numbered from 1")
             continue
-        if number > wanted:
-            found += _missing(wanted, number)
+        if number > expected:
+            flaws += _missing(expected, number)
             before = set()
         # also from what the hash before should have been, so that a changed hash does not accuse the entry after it
         computed = {entry_hash(previous, number, content) for previous in before}
         if before and stored not in computed:
-            found.append(f"entry {number} was changed or added: its hash does not follow from it and the entry before")
-        wanted, before = number + 1, {stored} if stored in computed else {stored, *computed}
-    if last < wanted - 1:
-        found.append(
-            f"entry {wanted - 1} is there, but the database counts {last} entries: it was added, or the count changed"
+            flaws.append(f"entry {number} was changed or added: its hash does not follow from it and the entry before")
+        expected, before = number + 1, {stored} if stored in computed else {stored, *computed}
+    if last < expected - 1:
+        flaws.append(
+            f"entry {expected - 1} is there, but the database counts {last} entries: it was added, or the count changed"
         )
-    return found + _missing(wanted, last + 1)
+    return flaws + _missing(expected, last + 1)
 
 
 def _missing(first: int, end: int) -> list[str]:
@@ -225,19 +225,19 @@ class _Account:
 
 
 def fold(entries: Iterable[Entry]) -> tuple[dict[str, Proved], list[str]]:
-    """Every prompt as the entries leave it; and what of them cannot be so, a line each."""
+    """State of every prompt after all entries, and the impossible entries, a line each."""
     account = _Account()
-    cannot: list[str] = []
+    impossible: list[str] = []
     work = 0
     for number, content, _ in entries:
         try:
-            known = json.loads(content)
-            work += len(account.pending) if "rewind" in known else 0
-            objections = ["is one too many to be carried out"] if work > _MOST_WORK else _carry_out(known, account)
+            entry = json.loads(content)
+            work += len(account.pending) if "rewind" in entry else 0
+            objections = ["is one too many to be carried out"] if work > _MOST_WORK else _carry_out(entry, account)
         except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError, OverflowError):
             objections = ["cannot be read"]
-        cannot += [f"entry {number} {objection}" for objection in objections[: _MOST_FLAWS - len(cannot)]]
-    return account.prompts, cannot
+        impossible += [f"entry {number} {objection}" for objection in objections[: _MOST_FLAWS - len(impossible)]]
+    return account.prompts, impossible
 
 
 def _carry_out(content: dict[str, Any], account: _Account) -> list[str]:
@@ -305,16 +305,16 @@ _KINDS = {"issue": _issue, "settle": _settle, "retry": _retry, "rewind": _rewind
 
 
 def _prompt_flaws(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...]]) -> list[str]:
-    found, seen = [], set()
+    flaws, seen = [], set()
     for name, samples, retries in rows:
         seen.add(name)
         if (prompt := proved.get(name)) is None:
-            found.append(f"prompt {name} was added: no entry issued it")
+            flaws.append(f"prompt {name} was added: no entry issued it")
             continue
-        for what, stored, wanted in (("samples", samples, prompt.samples), ("retries", retries, prompt.retries)):
-            if stored != wanted:
-                found.append(f"prompt {name} was changed: its row says {stored} {what}, the entries {wanted}")
-    return found + [f"prompt {name} is missing: its row was deleted" for name in proved.keys() - seen]
+        for what, stored, expected in (("samples", samples, prompt.samples), ("retries", retries, prompt.retries)):
+            if stored != expected:
+                flaws.append(f"prompt {name} was changed: its row says {stored} {what}, the entries {expected}")
+    return flaws + [f"prompt {name} is missing: its row was deleted" for name in proved.keys() - seen]
 
 
 def _sample_flaws(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...]]) -> list[str]:
@@ -330,8 +330,8 @@ def _sample_differences(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...
                 yield f"{name} sample {sample} was added: no entry issued it"
                 continue
             seen.add(sample)
-            if (wanted := prompt.row(sample)) != tuple(row):
-                yield f"{name} sample {sample} was changed: its row says {_told(row)}, the entries {_told(wanted)}"
+            if (expected := prompt.row(sample)) != tuple(row):
+                yield f"{name} sample {sample} was changed: its row says {_text(row)}, the entries {_text(expected)}"
         if prompt is not None:
             prompt.has_rows = True
             yield from _missing_samples(name, prompt, seen)
@@ -346,7 +346,7 @@ def _missing_samples(name: str, prompt: Proved, seen: set[int]) -> Iterator[str]
         yield from (f"{name} sample {sample} is missing: its row was deleted" for sample in missing)
 
 
-def _told(row: Iterable) -> str:
+def _text(row: Iterable) -> str:
     """``trained at step 3``, ``discarded at step 3 (timeout)``."""
     state, step, reason = row
     return f"{state}{'' if step is None else f' at step {step}'}{'' if reason is None else f' ({reason})'}"

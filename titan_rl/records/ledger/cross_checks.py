@@ -25,26 +25,26 @@ Sample = tuple[str, int]
 
 
 def contradictions(root: Path) -> list[str]:
-    """What in a run directory speaks against its ledger, a line each; empty if nothing does, or there is no ledger."""
-    cannot, recorded = _recorded(root)
-    told = _last_told(root)
+    """Contradictions between a run directory and its ledger, a line each; empty without one, or without a ledger."""
+    unreadable, recorded = _recorded(root)
+    last_steps = _last_steps(root)
     try:
-        return cannot + read(RunDir(root).ledger, lambda connection: _against(connection, recorded, told))
+        return unreadable + read(RunDir(root).ledger, lambda connection: _against(connection, recorded, last_steps))
     except UnreadableLedger:  # told by whoever asks for its flaws
-        return cannot
+        return unreadable
 
 
-def _against(connection: sqlite3.Connection, recorded: dict[int, set[Sample]], told: dict[str, int]) -> list[str]:
-    found, last = [], _last_step(connection)
+def _against(connection: sqlite3.Connection, recorded: dict[int, set[Sample]], last_steps: dict[str, int]) -> list[str]:
+    problems, last = [], _last_step(connection)
     for step, names in recorded.items():
         rows = connection.execute("select prompt_id, sample, state from samples where step = ?", (step,))
         if settled := {(name, sample): state for name, sample, state in rows}:
-            found += _differences(connection, step, names, settled)
+            problems += _differences(connection, step, names, settled)
         elif step > last + 1:  # the one after the last may be in training, or have been when the run ended
-            found.append(f"rollouts of step {step} are recorded, but the ledger ends at step {last}")
-    return found + [
-        f"{what} tells of step {step}, but the ledger ends at step {last}: its end was cut off, or lost with the power"
-        for what, step in told.items()
+            problems.append(f"rollouts of step {step} are recorded, but the ledger ends at step {last}")
+    return problems + [
+        f"{what} has step {step}, but the ledger ends at step {last}: its end was truncated, or lost in a power failure"
+        for what, step in last_steps.items()
         if step > last
     ]
 
@@ -63,7 +63,7 @@ def _recorded(root: Path) -> tuple[list[str], dict[int, set[Sample]]]:
     return cannot, recorded
 
 
-def _last_told(root: Path) -> dict[str, int]:
+def _last_steps(root: Path) -> dict[str, int]:
     metrics = [int(record["step"]) for record in read_metrics(root) if "reward" in record]
     checkpoints = CheckpointFolder(RunDir(root).checkpoints, 1).steps()
     return {"metrics.jsonl": max(metrics, default=0), "a checkpoint": max(checkpoints, default=0)}

@@ -126,7 +126,7 @@ class Ledger:
         )
 
     def issue(self, prompt_ids: list[str], num_samples: int) -> None:
-        """All samples of new prompts become pending. Errors: sqlite3.IntegrityError if one was issued before."""
+        """Issue new prompts: all their samples become pending. Errors: sqlite3.IntegrityError for an issued one."""
         with self._transaction():
             self._enter(issue=prompt_ids, samples=num_samples)
             prompts = ((name, num_samples) for name in prompt_ids)
@@ -172,7 +172,7 @@ class Ledger:
                 self._enter(retry=prompt_id)
 
     def rewind(self, step: int, num_samples: int) -> list[str]:
-        """Back to a checkpoint's mark: samples of later steps' batches are pending again.
+        """Rewind to a checkpoint's mark: samples of later steps' batches are pending again.
 
         Returns all pending prompts, in order; each has ``num_samples`` samples from now on.
         """
@@ -184,8 +184,8 @@ class Ledger:
             ).fetchall()
             # the resumed run may have another group size
             change("delete from samples where state = 'pending' and sample >= ?", (num_samples,))
-            wanted = [(prompt_id, sample) for (prompt_id,) in rows for sample in range(num_samples)]
-            self._connection.executemany("insert or ignore into samples (prompt_id, sample) values (?, ?)", wanted)
+            pending = [(prompt_id, sample) for (prompt_id,) in rows for sample in range(num_samples)]
+            self._connection.executemany("insert or ignore into samples (prompt_id, sample) values (?, ?)", pending)
             resized = ((num_samples, prompt_id, num_samples) for (prompt_id,) in rows)
             self._connection.executemany("update prompts set samples = ? where id = ? and samples != ?", resized)
             if self._connection.total_changes > num_before:
@@ -233,14 +233,17 @@ class Ledger:
 
 
 def last_trained_step(connection: sqlite3.Connection) -> int:
-    """0 if nothing was trained yet."""
+    """Last step with a trained sample; 0 without one."""
     [(step,)] = connection.execute("select max(step) from samples where state = 'trained'")
     return step or 0
 
 
 def read_account(connection: sqlite3.Connection) -> dict[str, int]:
-    """``issued`` is what the prompts say that they were issued with, whatever rows there are; in a ledger of an
-    earlier release, whose prompts do not say it, the number of rows."""
+    """Account of a ledger: numbers of samples by outcome.
+
+    ``issued`` is what the prompts say that they were issued with, whatever rows there are; in a ledger of an earlier
+    release, whose prompts do not say it, the number of rows.
+    """
     rows = connection.execute("select state, reason, count(*) from samples group by state, reason").fetchall()
     issued = sum(count for *_, count in rows)
     if not is_unchained(connection):

@@ -23,8 +23,8 @@ def next_epoch(file: Path) -> tuple[str, int]:
 
 def _read(file: Path) -> tuple[str, int]:
     try:
-        found = read_json(file)
-        run, epoch = found["run"], found["epoch"]
+        record = read_json(file)
+        run, epoch = record["run"], record["epoch"]
         if re.fullmatch("[0-9a-f]{32}", run) and type(epoch) is int and epoch >= 0:
             return run, epoch
     except (OSError, ValueError, TypeError, LookupError, RecursionError):

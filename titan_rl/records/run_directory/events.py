@@ -19,7 +19,8 @@ class EventLog:
         self._file = LineFile(root / _EVENTS)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """After ``close`` nothing is written: the deaths of processes that were stopped are no events of the run.
+        """Append an event. After ``close`` nothing is written: the deaths of processes that were stopped are no events
+        of the run.
 
         Nor on a full disk: who repairs the run tells of it here, and must not fail for that.
         """
@@ -32,7 +33,7 @@ class EventLog:
 
 
 def read_events(root: Path) -> list[dict[str, Any]]:
-    """In order. A line that is cut short, since the process died while writing it, is left out."""
+    """Events in order. A line that is cut short, since the process died while writing it, is left out."""
     path, events = root / _EVENTS, []
     for line in read_lines(path) if path.exists() else ():
         with suppress(ValueError, RecursionError):

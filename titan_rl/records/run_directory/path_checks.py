@@ -17,7 +17,10 @@ _LONGEST_INSIDE = 120
 
 
 def check_place(root: Path, *, write: bool) -> None:
-    """Errors: ConfigError unless a run directory is there and may be read, or, to ``write``, can be made there."""
+    """Check of a run directory's place.
+
+    Errors: ConfigError unless a run directory is there and may be read, or, to ``write``, can be made there.
+    """
     try:
         _check_spelling(root)
         place = _nearest(root)
@@ -30,9 +33,9 @@ def check_place(root: Path, *, write: bool) -> None:
             raise OSError(errno.EACCES, f"there is no right to {'write' if write else 'read'} in {place}")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        wanted = "made or written to" if write else "read"
+        action = "made or written to" if write else "read"
         raise ConfigError(
-            f"{str(root)[:200]!r} cannot be a run directory: {why}; give a folder that can be {wanted}"
+            f"{str(root)[:200]!r} cannot be a run directory: {why}; give a folder that can be {action}"
         ) from None
 
 
@@ -57,8 +60,8 @@ def _nearest(root: Path) -> Path:
 
 def _check_length(root: Path, place: Path) -> None:
     longest = max((len(os.fsencode(part)) for part in root.parts), default=0)
-    whole = len(os.fsencode(root.absolute())) + _LONGEST_INSIDE
-    if longest > os.pathconf(place, "PC_NAME_MAX") or whole > os.pathconf(place, "PC_PATH_MAX"):
+    length = len(os.fsencode(root.absolute())) + _LONGEST_INSIDE
+    if longest > os.pathconf(place, "PC_NAME_MAX") or length > os.pathconf(place, "PC_PATH_MAX"):
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
 
 
@@ -67,11 +70,13 @@ def _may(place: Path, mode: int) -> bool:
 
 
 def check_own(root: Path, files: Iterable[str], folders: Iterable[str], written: Iterable[str] = ()) -> None:
-    """Errors: ConfigError if one of these names in ``root``, or something below, is a link that leads out of ``root``,
-    or of another kind than it should be. Other names are not looked at.
+    """Check of a run directory for links out of it and for wrong kinds of files. Errors: ConfigError if one of these
+    names in ``root``, or something below, is a link that leads out of ``root``, or of another kind than it should be.
+    Other names are not looked at.
 
     ``written``: folders that others write and nobody here reads; of these only what lies in them directly, where the
-    next of their folders will be, must not lead out."""
+    next of their folders will be, must not lead out.
+    """
     home = root.resolve()
     for path, is_wanted in (*_named(root, files, folders), *_directly(root, written)):
         if path.is_symlink() and home not in Path(os.path.realpath(path)).parents:  # resolve() trips over a ring
@@ -105,14 +110,17 @@ def _directly(root: Path, folders: Iterable[str]) -> Iterator[tuple[Path, Callab
 
 
 def check_no_modules(root: Path) -> None:
-    """Errors: ConfigError if Python would take files of ``root`` for modules: every process that a run starts looks for
-    them in the current folder first."""
+    """Check of a run directory for files that shadow Python modules.
+
+    Errors: ConfigError if Python would take files of ``root`` for modules: every process that a run starts looks for
+    them in the current folder first.
+    """
     home, here = root.resolve(), Path.cwd()
     if home == here or home in here.parents:
         raise ConfigError(
             f"the current folder is in {home}, whose files would be taken for modules of Python: go to another folder"
         )
-    if found := next(home.glob("__init__.*"), None) if home.parent == here else None:
+    if init := next(home.glob("__init__.*"), None) if home.parent == here else None:
         raise ConfigError(
-            f"{found} makes a package of Python of {home}, which would be imported from the current folder: remove it"
+            f"{init} makes a package of Python of {home}, which would be imported from the current folder: remove it"
         )

@@ -92,26 +92,26 @@ class RunDir:
             ) from None
 
     def write_config(self, resolved: dict[str, Any], earlier_until: int) -> None:
-        """As ``open`` does. Errors: OSError."""
-        kept = self._kept_until(earlier_until)
-        if earlier_until and not kept.exists():  # else no step was trained under the one that is there
+        """Write the resolved configuration, and archive the one before, as ``open`` does. Errors: OSError."""
+        archived = self._archive_of(earlier_until)
+        if earlier_until and not archived.exists():  # else no step was trained under the one that is there
             self.earlier.mkdir(exist_ok=True)
-            self.config.replace(kept)
+            self.config.replace(archived)
         replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
 
     def config_of(self, step: int) -> Path:
         """The configuration that a step was trained under, which a resumed run may have changed after it."""
         ends = steps_of(path.stem for path in self.earlier.glob("step-*.json"))
-        return next((self._kept_until(until) for until in ends if until >= step), self.config)
+        return next((self._archive_of(until) for until in ends if until >= step), self.config)
 
-    def _kept_until(self, step: int) -> Path:
+    def _archive_of(self, step: int) -> Path:
         """The configuration that was the run's until then."""
         return self.earlier / f"{step_name(step)}.json"
 
     def has_begun(self) -> bool:
         """Whether a step was ever recorded: a start that failed leaves a directory with its logs and nothing else."""
-        found = (path for folder in (self.rollouts, self.checkpoints) for path in folder.glob("step-*"))
-        return bool(steps_of(path.name.removesuffix(".parquet") for path in found))
+        paths = (path for folder in (self.rollouts, self.checkpoints) for path in folder.glob("step-*"))
+        return bool(steps_of(path.name.removesuffix(".parquet") for path in paths))
 
     def _make_root(self) -> None:
         """For its owner alone. One that holds a run stays as open as its owner has made it. Errors: ConfigError."""
@@ -121,15 +121,15 @@ class RunDir:
         try:
             self.root.chmod(0o700)
         except OSError as error:
-            said = f"{self.root} cannot be kept from other users: {error.strerror}; give another --run.dir"
-            raise ConfigError(said) from None
+            message = f"{self.root} cannot be kept from other users: {error.strerror}; give another --run.dir"
+            raise ConfigError(message) from None
 
     def write_pids(self, names: dict[int, str]) -> None:
-        """Who runs now."""
+        """Write the processes that run now."""
         replace_text(self.pids, json.dumps(names, indent=2) + "\n")
 
     def close(self) -> None:
-        """Another process may run in it now."""
+        """Release the lock."""
         self._lock.close()
 
     def is_in_use(self) -> bool:
@@ -145,7 +145,10 @@ class RunDir:
 
 
 def new_run_dir(config: Config, config_file: str | None) -> RunDir:
-    """Errors: ConfigError if the directory holds a run already, or cannot be made."""
+    """Run directory of a new run, locked.
+
+    Errors: ConfigError if the directory holds a run already, or cannot be made.
+    """
     stem = Path(config_file).stem if config_file else "run"
     root = Path(config.run.dir or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     check_place(root, write=True)
@@ -174,8 +177,8 @@ def is_on_data(run_dir: RunDir) -> bool:
 
 
 def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
-    """``run.dir``, or else the newest run of the same TOML that has recorded a step. Errors: ConfigError if there is
-    none, and those of ``existing_run_dir``."""
+    """Run directory to resume: ``run.dir``, or else the newest run of the same TOML with a recorded step. Errors:
+    ConfigError if there is none, and those of ``existing_run_dir``."""
     if config.run.dir:
         run_dir = existing_run_dir(Path(config.run.dir), write=True)
         if not run_dir.config.is_file():
@@ -193,6 +196,7 @@ def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
 
 
 def package_versions() -> dict[str, str]:
+    """Versions of the installed packages by name, for the record of a run."""
     versions = {}
     for name in _PACKAGES:
         try:

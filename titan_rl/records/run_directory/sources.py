@@ -21,27 +21,28 @@ _DATA_OPTIONS = ("file", "held_out_file")
 
 
 def find_sources(config: Config) -> Sources:
-    """As they are now. Errors: ConfigError if a file is not there."""
-    found: Sources = {}
+    """Checksums of the run's model, adapter and data files, as they are now. Errors: ConfigError if a file is not
+    there."""
+    sources: Sources = {}
     if config.model.path != "tiny":
         root = Path(config.model.path)
         paths = sorted(path for pattern in _MODEL_FILES for path in root.glob(pattern) if path.is_file())
-        found["model.path"] = {path.name: sampled_checksum(path) for path in paths}
+        sources["model.path"] = {path.name: sampled_checksum(path) for path in paths}
     if config.lora.adapter:
         paths = [Path(config.lora.adapter) / name for name in _ADAPTER_FILES]
-        found["lora.adapter"] = {path.name: sampled_checksum(path) for path in paths}
+        sources["lora.adapter"] = {path.name: sampled_checksum(path) for path in paths}
     of_files = {place: task for place, task in all_tasks(config.task).items() if task.name in TASKS_OF_FILES}
     for (place, task), option in product(of_files.items(), _DATA_OPTIONS):
         if name := task.options.get(option):
             setting = f"{place}.options.{option}"
-            found[setting] = {"rows": sampled_checksum(find_file(setting, name, config.run.plugin_path))}
+            sources[setting] = {"rows": sampled_checksum(find_file(setting, name, config.run.plugin_path))}
     for option in _DATA_OPTIONS:
         if (name := getattr(config.data, option)) not in ("", "task"):
             setting = f"data.{option}"
             path = find_file(setting, name, config.run.plugin_path, directories=True)
             sums = {file.name: sampled_checksum(file) for file in data_files(path)}
-            found[setting] = sums if path.is_dir() else {"rows": sums[path.name]}
-    return found
+            sources[setting] = sums if path.is_dir() else {"rows": sums[path.name]}
+    return sources
 
 
 def write_sources(run_dir: RunDir, sources: Sources) -> None:
@@ -49,8 +50,11 @@ def write_sources(run_dir: RunDir, sources: Sources) -> None:
 
 
 def check_sources(run_dir: RunDir, sources: Sources, instead: str = "or leave --resume out") -> None:
-    """``instead``: what can be done besides giving it. Errors: ConfigError that names what is not as it was when the
-    run was begun. One that recorded nothing passes."""
+    """Comparison of the run's sources with those at its begin.
+
+    ``instead``: what can be done besides giving it. Errors: ConfigError that names what is not as it was when the run
+    was begun. One that recorded nothing passes.
+    """
     if not run_dir.sources.exists():
         return
     try:

@@ -14,7 +14,7 @@ from titan_rl.records.statistics import Proportion
 
 @dataclass
 class Progress:
-    """What only the controller knows of a run, updated as it goes."""
+    """Progress of a run that only the controller has, updated as it goes."""
 
     steps_asked: int
     started: float = field(default_factory=time.perf_counter)

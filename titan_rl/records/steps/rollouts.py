@@ -91,7 +91,7 @@ def last_recorded(folder: Path, first: int, last: int) -> int:
 
 
 def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
-    """All rollouts of a step's groups, in the order in which they were trained. Errors: DiskFull."""
+    """Write all rollouts of a step's groups, in training order. Errors: DiskFull."""
     rows = [
         _row(rollout) | dict(question=group.question, expected=group.expected, task=group.task)
         for group in groups
@@ -116,7 +116,7 @@ class RolloutsError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model and its rows can hold."""
+    """Limits of a model and its rows."""
 
     vocabulary: int
     length: int
@@ -148,14 +148,14 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
 
 
 def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[Group, Rollout] | None:
-    """One of a step, with its prompt's group, in which it is alone; None if it is not there.
+    """Rollout of a step, with its prompt's group, which holds no other; None if it is not there.
 
     Errors: RolloutsError.
     """
-    path, wanted = _path(folder, step), [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
+    path, filters = _path(folder, step), [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
     try:
         check_table(path, ratio=RATIO)
-        if not (rows := pq.read_table(path, schema=SCHEMA, filters=wanted).to_pylist()):
+        if not (rows := pq.read_table(path, schema=SCHEMA, filters=filters).to_pylist()):
             return None
         group, rollout = _empty_group(rows[0]), _rollout(rows[0])
         _check(rollout, None)
@@ -202,7 +202,7 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
         raise ValueError(f"{name} lacks a value")
     parts = (rollout.tokens, rollout.provenance, rollout.logprobs, rollout.versions)
     if not length or any(part.shape != (length,) for part in parts):
-        raise ValueError(f"{name} has {', '.join(map(str, map(np.size, parts)))} values where one a token is wanted")
+        raise ValueError(f"{name} has {', '.join(map(str, map(np.size, parts)))} values, not one a token")
     if rollout.status not in get_args(Status) or not set(rollout.provenance.tolist()) <= set(Provenance):
         raise ValueError(f"{name} has a status or a provenance that there is not")
     _check_branches(name, rollout)

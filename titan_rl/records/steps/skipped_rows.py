@@ -17,41 +17,41 @@ from titan_rl.data.rows.datasets import TooLong
 from titan_rl.data.storage.files import LineFile, replace_text
 
 
-class LeftOutRows:
+class SkippedRows:
     """Owns the record: nobody else writes it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._from_step: dict[str, int] = {}
         for record in _read(path):
-            self._note(record["row"], record["from_step"])
+            self._record_step(record["row"], record["from_step"])
 
-    def _note(self, row: str, step: int) -> None:
+    def _record_step(self, row: str, step: int) -> None:
         self._from_step[row] = min(step, self._from_step.get(row, step))
 
     def is_out(self, row: str, step: int) -> bool:
-        """Whether a row, by its place, met bad numbers at this step or before."""
+        """Whether a row, by its place, was non-finite at this step or before."""
         return row in self._from_step and self._from_step[row] <= step
 
     def list_too_long(self, rows: Sequence[TooLong]) -> None:
-        """Once: a run that goes on has the same rows. Errors: DiskFull."""
+        """Record the rows that are too long, once: a run that goes on has the same rows. Errors: DiskFull."""
         if rows and not self._path.exists():
             replace_text(self._path, "".join(json.dumps(_record(row)) + "\n" for row in rows))
 
     def leave_out(self, why: dict[str, str], step: int) -> None:
-        """From this step on. ``why``: by a row's place, what of it was not finite. Errors: DiskFull."""
+        """Skip rows from this step on. ``why``: by a row's place, what of it was not finite. Errors: DiskFull."""
         file = LineFile(self._path)
         try:
             for row, reason in why.items():
                 file.write(json.dumps({"row": row, "why": reason, "from_step": step}))
-                self._note(row, step)
+                self._record_step(row, step)
         finally:
             file.close()
 
 
 def _record(row: TooLong) -> dict[str, Any]:
-    told = {"row": row.place, "why": f"too long: {row.num_tokens} tokens"}
-    return told | ({"held_out": True} if row.is_held_out else {})
+    record = {"row": row.place, "why": f"too long: {row.num_tokens} tokens"}
+    return record | ({"held_out": True} if row.is_held_out else {})
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:

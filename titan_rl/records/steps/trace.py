@@ -28,34 +28,34 @@ Trace = dict[int, list[ActorSpan]]
 
 
 def longest(spans: Sequence[tuple], most: int = MOST_SPANS) -> list[tuple]:
-    """In their order; ``spans`` are tuples of actor, name, begin and seconds."""
-    kept = sorted(range(len(spans)), key=lambda place: -spans[place][3])[:most]
-    return [spans[place] for place in sorted(kept)]
+    """Longest spans, in their order; ``spans`` are tuples of actor, name, begin and seconds."""
+    places = sorted(range(len(spans)), key=lambda place: -spans[place][3])[:most]
+    return [spans[place] for place in sorted(places)]
 
 
 def write_trace(root: Path, step: int, spans: Iterable[tuple[str, str, float, float]]) -> None:
-    """Add a step's. Errors: DiskFull."""
+    """Append a step's spans. Errors: DiskFull."""
     path = root / _NAME
     if path.is_file() and path.stat().st_size > LARGEST:
         os.replace(path, root / _BEFORE)
     ordered = sorted(spans, key=lambda span: span[2])
-    kept = [[actor, name, round(begin, 5), round(seconds, 6)] for actor, name, begin, seconds in longest(ordered)]
+    rows = [[actor, name, round(begin, 5), round(seconds, 6)] for actor, name, begin, seconds in longest(ordered)]
     file = LineFile(path)
     try:
-        file.write(json.dumps({"step": step, "spans": kept}, separators=(",", ":")))
+        file.write(json.dumps({"step": step, "spans": rows}, separators=(",", ":")))
     finally:
         file.close()
 
 
 def read_trace(root: Path, first: int = 0, last: int | None = None) -> Trace:
-    """Of these steps; one that was done again after a resume counts once, the last time. What is no record is passed
-    over."""
-    found: Trace = {}
+    """Spans of these steps; one that was done again after a resume counts once, the last time. What is no record is
+    passed over."""
+    trace: Trace = {}
     for line in _lines(root):
         step, spans = _as_step(line)
         if step >= first and (last is None or step <= last):
-            found[step] = spans
-    return dict(sorted(found.items()))
+            trace[step] = spans
+    return dict(sorted(trace.items()))
 
 
 def trace_size(root: Path) -> int:
@@ -88,31 +88,31 @@ def _as_span(values: Any) -> ActorSpan | None:
 
 
 def lanes(spans: Sequence[ActorSpan]) -> list[int]:
-    """For each span of an actor, in the order of their beginnings, the first lane that is free: spans beside each other
-    are in different ones."""
+    """First free lane of each span of an actor, in the order of their beginnings: overlapping spans are in different
+    ones."""
     free: list[int] = []
-    taken: list[tuple[float, int]] = []
-    found = []
+    occupied: list[tuple[float, int]] = []
+    lane_numbers = []
     for span in spans:
-        while taken and taken[0][0] <= span.begin + _TOUCH:
-            heappush(free, heappop(taken)[1])
-        found.append(heappop(free) if free else len(taken))
-        heappush(taken, (span.begin + span.seconds, found[-1]))
-    return found
+        while occupied and occupied[0][0] <= span.begin + _TOUCH:
+            heappush(free, heappop(occupied)[1])
+        lane_numbers.append(heappop(free) if free else len(occupied))
+        heappush(occupied, (span.begin + span.seconds, lane_numbers[-1]))
+    return lane_numbers
 
 
 def by_actor(spans: Iterable[ActorSpan]) -> dict[str, list[ActorSpan]]:
-    """The controller first, then trainers, generators, verifiers; each one's spans in order."""
+    """Spans by actor, in order: the controller first, then trainers, generators, verifiers."""
     order = {"controller": 0, "trainer": 1, "generator": 3, "verifier": 4}
-    found: dict[str, list[ActorSpan]] = {}
+    grouped: dict[str, list[ActorSpan]] = {}
     for span in sorted(spans, key=lambda span: span.begin):
-        found.setdefault(span.actor, []).append(span)
-    return dict(sorted(found.items(), key=lambda item: (order.get(item[0].split()[0], 2), item[0])))
+        grouped.setdefault(span.actor, []).append(span)
+    return dict(sorted(grouped.items(), key=lambda item: (order.get(item[0].split()[0], 2), item[0])))
 
 
 def as_chrome(trace: Trace) -> dict[str, Any]:
-    """As Chrome's trace viewer and Perfetto open it: an actor is a process, its lanes are threads; microseconds from
-    the first span on."""
+    """Trace in the format of Chrome's trace viewer and Perfetto: an actor is a process, its lanes are threads;
+    microseconds from the first span on."""
     spans = [span for of_step in trace.values() for span in of_step]
     start = min((span.begin for span in spans), default=0.0)
     steps = {span: step for step, of_step in trace.items() for span in of_step}

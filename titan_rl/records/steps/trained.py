@@ -47,16 +47,16 @@ class Piece:
     update: int
 
 
-def pieces(batches: Sequence[Batch], found: TokenResults) -> dict[tuple[str, int], list[Piece]]:
-    """Of each prompt and sample."""
-    known: dict[tuple[str, int], list[Piece]] = {}
-    for update, (batch, of_rows) in enumerate(zip(batches, found, strict=False)):
+def pieces(batches: Sequence[Batch], values_of_rows: TokenResults) -> dict[tuple[str, int], list[Piece]]:
+    """Trained pieces of each prompt and sample."""
+    pieces_of: dict[tuple[str, int], list[Piece]] = {}
+    for update, (batch, of_rows) in enumerate(zip(batches, values_of_rows, strict=False)):
         for group, rows in enumerate(batch.rows):
             for place, row in enumerate(rows):
                 if (values := of_rows.get((group, place))) is not None:
                     for name, piece in _of_row(row, values, update):
-                        known.setdefault(name, []).append(piece)
-    return known
+                        pieces_of.setdefault(name, []).append(piece)
+    return pieces_of
 
 
 def _of_row(row: Row, values: np.ndarray, update: int) -> Iterator[tuple[tuple[str, int], Piece]]:
@@ -70,25 +70,25 @@ def _of_row(row: Row, values: np.ndarray, update: int) -> Iterator[tuple[tuple[s
 
 
 def in_order(rollout: Rollout, own: Iterable[Piece]) -> list[Piece] | None:
-    """A piece for each branch of it that has trained tokens, told by their sampling log-probabilities; None where they
-    do not fit."""
+    """Trained pieces of a rollout in branch order, matched by their sampling log-probabilities; None where they do not
+    fit."""
     left, ordered = list(own), []
     for start, stop in rollout.spans:
-        wanted = rollout.logprobs[start:stop][is_model(rollout.provenance[start:stop])]
-        if not len(wanted):
+        sampled = rollout.logprobs[start:stop][is_model(rollout.provenance[start:stop])]
+        if not len(sampled):
             continue
-        fits = (n for n, piece in enumerate(left) if np.array_equal(piece.sampling, wanted))
+        fits = (n for n, piece in enumerate(left) if np.array_equal(piece.sampling, sampled))
         if (place := next(fits, None)) is None:
             return None
         ordered.append(left.pop(place))
     return ordered or None
 
 
-def trained_rows(groups: Iterable[Group], known: Mapping[tuple[str, int], list[Piece]]) -> list[dict[str, Any]]:
-    """Of each rollout that was trained on, arrays [M] of what is known of it."""
+def trained_rows(groups: Iterable[Group], pieces_of: Mapping[tuple[str, int], list[Piece]]) -> list[dict[str, Any]]:
+    """Per-token results, arrays [M], of each trained rollout."""
     rows = []
     for rollout in (rollout for group in groups for rollout in group.rollouts):
-        ordered = in_order(rollout, known.get((rollout.prompt_id, rollout.sample), ()))
+        ordered = in_order(rollout, pieces_of.get((rollout.prompt_id, rollout.sample), ()))
         if ordered is not None:
             sampling, trainer, advantages = (
                 np.concatenate([getattr(piece, name) for piece in ordered])
@@ -109,22 +109,22 @@ def trained_rows(groups: Iterable[Group], known: Mapping[tuple[str, int], list[P
 
 
 def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict[str, Any] | None:
-    """Of one rollout, with arrays [M]; None where nothing is known of it. Errors: OSError, RefusedFile or
+    """Per-token results of one rollout, arrays [M]; None where there are none. Errors: OSError, RefusedFile or
     pyarrow.ArrowException for a damaged file."""
     path = folder / f"{step_name(step)}.parquet"
     if not path.is_file() or path.is_symlink():
         return None
     check_table(path)
-    wanted = [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
-    rows = pq.read_table(path, schema=SCHEMA, filters=wanted).to_pylist()
+    filters = [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
+    rows = pq.read_table(path, schema=SCHEMA, filters=filters).to_pylist()
     return rows[0] if rows else None
 
 
 def write_trained(
-    folder: Path, step: int, groups: Iterable[Group], batches: Sequence[Batch], found: TokenResults
+    folder: Path, step: int, groups: Iterable[Group], batches: Sequence[Batch], values_of_rows: TokenResults
 ) -> None:
-    """Nothing is written where nothing is known. Errors: DiskFull."""
-    if not (rows := trained_rows(groups, pieces(batches, found))):
+    """Write a step's per-token results, if there are any. Errors: DiskFull."""
+    if not (rows := trained_rows(groups, pieces(batches, values_of_rows))):
         return
     folder.mkdir(exist_ok=True)
     columns = {name: [row[name] for row in rows] for name in SCHEMA.names}

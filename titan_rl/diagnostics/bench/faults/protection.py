@@ -88,7 +88,7 @@ def _ledger_seconds() -> float:
 
 
 def main(config_file: str, arguments: list[str]) -> int:
-    """What the bench starts in a process of its own."""
+    """Entry point of the bench's own process."""
     drive(_train_in_turn(Session.open(load_config(config_file, parse_overrides(arguments)))))
     return 0
 

@@ -119,7 +119,7 @@ def _replacements(root: Path, name: str, repaired: str, ready: tuple[str, dict[s
 
 
 def _pids(root: Path, name: str) -> list[int]:
-    return [int(pid) for pid, known in json.loads((root / "pids.json").read_text()).items() if known == name]
+    return [int(pid) for pid, actor in json.loads((root / "pids.json").read_text()).items() if actor == name]
 
 
 def _event(root: Path, since: float, kind: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _HOSTILE = tuple(Program(source, limits=Limits(seconds=1.0)) for source in _BOMB
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Errors: ConfigError where no sandbox can be had."""
+    """Bench of the sandbox. Errors: ConfigError where no sandbox can be had."""
     check_sandbox()
     return asyncio.run(_measure())
 

@@ -29,19 +29,19 @@ ARMS = {ON_POLICY: (), CORRECTED: (*_STALE, "--algorithm.importance=token"), UNC
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    given, outcomes = override_arguments(overrides), {}
+    arguments, outcomes = override_arguments(overrides), {}
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         for arm, flags in ARMS.items():
             seeds = {seed: Path(folder) / f"{len(outcomes)}-{seed}" for seed in _SEEDS}
             outcomes[arm] = [
-                train(_CONFIG, root, [f"--run.seed={seed}", *flags, *given]) for seed, root in seeds.items()
+                train(_CONFIG, root, [f"--run.seed={seed}", *flags, *arguments]) for seed, root in seeds.items()
             ]
     return rows_of(outcomes)
 
 
 def rows_of(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
-    """Of each arm the mean over its seeds; and how far the corrected one's lies from that without staleness. A run that
-    failed counts as one that learned nothing, which widens the interval: so there must be none."""
+    """Mean of each arm over its seeds, and distance of the corrected one from that without staleness. A run that failed
+    counts as one that learned nothing, which widens the interval: so there must be none."""
     failed = sum(each.after is None for of_arm in outcomes.values() for each in of_arm)
     after = {arm: [each.after.value if each.after else 0.0 for each in of_arm] for arm, of_arm in outcomes.items()}
     half = _T_95 * statistics.stdev(after[ON_POLICY]) / math.sqrt(len(_SEEDS))

@@ -28,13 +28,13 @@ _BAR_GAIN, _BAR_SECONDS = 0.15, 3600.0
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    given, rows = override_arguments(overrides), []
+    arguments, rows = override_arguments(overrides), []
     for config, form in CONFIGS.items():
         reward = f"--task.reward={form.__module__}:{form.__name__}"
         for method, flags in METHODS.items():
             with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
-                outcome = train(config, Path(folder) / "run", [*flags, *given], 2 * _BAR_SECONDS)
-                control = train(config, Path(folder) / "control", [*flags, reward, *given], 2 * _BAR_SECONDS)
+                outcome = train(config, Path(folder) / "run", [*flags, *arguments], 2 * _BAR_SECONDS)
+                control = train(config, Path(folder) / "control", [*flags, reward, *arguments], 2 * _BAR_SECONDS)
                 model = {"path": f"{folder}/control/model"}
                 by_form = evaluate_directory(config, {"model": model}) if control.after else None
             rows += rows_of(f"{config}, {method}", outcome, by_form)
@@ -42,7 +42,10 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rows_of(name: str, outcome: Outcome, by_form: Proportion | None) -> list[dict[str, Any]]:
-    """``by_form``: of the control. A run that failed has reached nothing, and against a control that did nobody has."""
+    """Rows of a run and its control.
+
+    ``by_form``: of the control. A run that failed has reached nothing, and against a control that did nobody has.
+    """
     before, after = (each.value if each else 0.0 for each in (outcome.before, outcome.after))
     gain = after - by_form.value if by_form else 0.0
     details = dict(before=before, after=after, control=by_form and by_form.value)

@@ -19,7 +19,7 @@ _ACCURACY, _GAIN, _OF_TEACHER = "held-out accuracy", "held-out accuracy gained",
 
 @dataclass(frozen=True)
 class Study:
-    """One TOML, and what it is held to."""
+    """Study of one TOML, with its bar."""
 
     name: str
     measure: str = _GAIN
@@ -51,7 +51,7 @@ STUDIES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run; ``seconds``: of the whole command."""
+    """Outcome of one run; ``seconds``: of the whole command."""
 
     seconds: float
     before: Proportion | None = None
@@ -63,8 +63,8 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     flags, outcomes = override_arguments(overrides), {}
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         for study in STUDIES:
-            given = [f"--{study.section}.path={folder}/{study.of}/model"] * bool(study.of)
-            outcomes[study.name] = train(study.name, Path(folder) / study.name, [*given, *study.flags, *flags])
+            path_flags = [f"--{study.section}.path={folder}/{study.of}/model"] * bool(study.of)
+            outcomes[study.name] = train(study.name, Path(folder) / study.name, [*path_flags, *study.flags, *flags])
             print(study.name, outcomes[study.name], file=sys.stderr, flush=True)
     slowest = max(outcomes, key=lambda name: outcomes[name].seconds)
     return [
@@ -81,8 +81,8 @@ def train(name: str, root: Path, flags: list[str], timeout: float = 1800.0) -> O
     if code:
         return Outcome(seconds)
     summary = json.loads((root / "summary.json").read_text())
-    found = (summary[f"held_out_{when}"] for when in ("before", "after"))
-    return Outcome(seconds, *(each and Proportion(each["correct"], each["count"]) for each in found))
+    proportions = (summary[f"held_out_{when}"] for when in ("before", "after"))
+    return Outcome(seconds, *(each and Proportion(each["correct"], each["count"]) for each in proportions))
 
 
 def row_of(study: Study, outcomes: dict[str, Outcome]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ GUESSES = (
 
 
 def constant_pay(name: str, num_rows: int = NUM_ROWS) -> ConstantPay:
-    """Of one family, over ``num_rows`` rows that are the same at every call.
+    """Reward of constant answers of one family, over ``num_rows`` rows, the same at every call.
 
     Errors: ConfigError for a family that is unknown or refused.
     """
@@ -74,7 +74,7 @@ def _measure(name: str, num_rows: int) -> ConstantPay:
 
 
 def garbage_pay(name: str, score: Callable[[dict, str], float]) -> float:
-    """The most that an answer earns which says nothing, by a scoring of the family's first rows."""
+    """Largest reward of a meaningless answer, over the family's first rows."""
     dataset = make_dataset(name, _SEED)
     entries_N = [dataset[index] for index in range(_NUM_GARBAGE_ROWS)]
     right_N = [str(worked_answer(name, entry) or "").strip() for entry in entries_N]

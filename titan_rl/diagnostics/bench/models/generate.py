@@ -72,8 +72,8 @@ async def _measure(config: Config, path: str) -> dict[str, list[float]]:
         text=True,
         env=os.environ | environment,
     )
-    asked, answers = plain.stdin, plain.stdout
-    assert asked is not None and answers is not None, "both are pipes"
+    commands, answers = plain.stdin, plain.stdout
+    assert commands is not None and answers is not None, "both are pipes"
     procs = this_host().spawn_procs(
         per_host={"ranks": 1}, name="generator", bootstrap_command=default_bootstrap_cmd().with_env(environment)
     )
@@ -93,8 +93,8 @@ async def _measure(config: Config, path: str) -> dict[str, list[float]]:
         return sum(len(c.tokens) for group in groups for c in group) / (time.perf_counter() - start)
 
     async def plain_round(number: int) -> float:
-        asked.write(f"{number}\n")
-        asked.flush()
+        commands.write(f"{number}\n")
+        commands.flush()
         return float((await asyncio.to_thread(answers.readline)).removeprefix("tokens/s "))
 
     try:

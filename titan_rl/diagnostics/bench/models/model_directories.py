@@ -20,7 +20,7 @@ _CONFIG = shipped()["quickstart"]
 
 @dataclass(frozen=True)
 class Refusal:
-    """What became of ``titan-rl train``."""
+    """Result of ``titan-rl train`` on a wrong model directory."""
 
     code: int
     printed: str
@@ -69,7 +69,7 @@ def spoiled(wrong: WrongModel, good: dict[bool, Path], out: Path) -> Path:
 
 
 def refuse(wrong: WrongModel, good: dict[bool, Path], folder: Path) -> Refusal:
-    """``folder``: where the directory, and the run if there is one, are made."""
+    """Refusal of a spoiled directory. ``folder``: where the directory, and the run if there is one, are made."""
     place = Path(tempfile.mkdtemp(dir=folder))
     path, root = spoiled(wrong, good, place / "model"), place / "run"
     command = [sys.executable, "-m", "titan_rl.cli", "train", str(_CONFIG), "--model.path", str(path)]

@@ -20,7 +20,10 @@ _FIRST, _SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safe
 
 @dataclass(frozen=True)
 class WrongModel:
-    """``spoil`` makes a good directory wrong; ``words`` are in the line that refuses it."""
+    """Defect of a model directory.
+
+    ``spoil`` makes a good directory wrong; ``words`` are in the line that refuses it.
+    """
 
     name: str
     spoil: Callable[[Path], object]
@@ -32,8 +35,8 @@ class WrongModel:
 
 
 def read_tensors(file: Path) -> Tensors:
-    whole = file.read_bytes()
-    return {n: (t.dtype, t.shape, whole[t.start : t.stop]) for n, t in read_header(file).items()}
+    content = file.read_bytes()
+    return {n: (t.dtype, t.shape, content[t.start : t.stop]) for n, t in read_header(file).items()}
 
 
 def write_tensors(file: Path, tensors: Tensors) -> None:
@@ -154,11 +157,11 @@ def _header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None
     """The header changed, the bytes as they were."""
 
     def spoil(path: Path) -> None:
-        whole = (path / SINGLE).read_bytes()
-        [length] = struct.unpack("<Q", whole[:8])
-        header = json.loads(whole[8 : 8 + length])
+        content = (path / SINGLE).read_bytes()
+        [length] = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8 : 8 + length])
         change(header)
-        write_raw(path / SINGLE, header, whole[8 + length :])
+        write_raw(path / SINGLE, header, content[8 + length :])
 
     return spoil
 

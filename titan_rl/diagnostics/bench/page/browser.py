@@ -27,7 +27,7 @@ def why_no_browser() -> str:
 
 @contextmanager
 def browser_page(width: int = 1440, height: int = 920, *, dark: bool = False) -> Iterator[Any]:
-    """A playwright page, and what its console said of errors, in ``page.told``. Errors: ConfigError."""
+    """Playwright page, with its console errors in ``page.errors``. Errors: ConfigError."""
     if why := why_no_browser():
         raise ConfigError(why)
     from playwright.sync_api import ViewportSize, sync_playwright
@@ -38,8 +38,8 @@ def browser_page(width: int = 1440, height: int = 920, *, dark: bool = False) ->
         try:
             size = ViewportSize(width=width, height=height)
             page: Any = browser.new_page(viewport=size, color_scheme="dark" if dark else "light")
-            page.told, page.elsewhere = [], []
-            page.on("console", lambda message: page.told.append(message.text) if message.type == "error" else None)
+            page.errors, page.elsewhere = [], []
+            page.on("console", lambda message: page.errors.append(message.text) if message.type == "error" else None)
             page.on("request", lambda request: _note(page.elsewhere, request.url))
             yield page
         finally:

@@ -22,7 +22,7 @@ _WORDS = ["the", "sum", "of", "these", "is", "so", "we", "add", "carry one", "ch
 
 
 def make_run(root: Path, num_rollouts: int, seed: int = 0) -> RunDir:
-    """So many rollouts, PROMPTS x SAMPLES a step; every step traced, in metrics and in the ledger."""
+    """Run directory with so many rollouts, PROMPTS x SAMPLES a step, and metrics, trace and ledger of each step."""
     run_dir, rng = RunDir(root), np.random.default_rng(seed)
     for folder in (run_dir.rollouts, run_dir.trained, run_dir.logs):
         folder.mkdir(parents=True)
@@ -41,8 +41,8 @@ def make_run(root: Path, num_rollouts: int, seed: int = 0) -> RunDir:
         events.write("started", name=name, pid=pid)
     events.write("died", name="generator 1", pid=13, why="was killed by signal SIGKILL")
     events.write("generator_serves", number=1)
-    says = "the reward went from 0.412 to 0.655, the grader from 0.400 to 0.402"
-    events.write("alarm", name="reward_gap", step=steps // 2, says=says)
+    message = "the reward went from 0.412 to 0.655, the grader from 0.400 to 0.402"
+    events.write("alarm", name="reward_gap", step=steps // 2, says=message)
     for log in (ledger, metrics, events):
         log.close()
     run_dir.summary.write_text(json.dumps({"why_ended": "completed", "steps_done": steps}))
@@ -95,7 +95,7 @@ def _write_step(run_dir: RunDir, step: int, steps: int, rng: np.random.Generator
     trainer = (logprobs[of_model] + rng.normal(0, 0.01, lengths.sum())).astype(np.float32)
     ends = np.concatenate([[0], np.cumsum(lengths)])
     advantages = rewards - rewards.mean()
-    told = {
+    trained_columns = {
         "prompt_id": names,
         "sample": samples,
         "trainer_logprobs": lists(trainer, pa.float32(), ends),
@@ -104,7 +104,7 @@ def _write_step(run_dir: RunDir, step: int, steps: int, rng: np.random.Generator
         "disagreement": np.add.reduceat(np.abs(trainer - logprobs[of_model]), ends[:-1]) / lengths,
         "advantage": advantages,
     }
-    pq.write_table(pa.table(told, TRAINED), run_dir.trained / f"{step_name(step)}.parquet")
+    pq.write_table(pa.table(trained_columns, TRAINED), run_dir.trained / f"{step_name(step)}.parquet")
     return statuses
 
 

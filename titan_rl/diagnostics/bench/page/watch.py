@@ -31,7 +31,7 @@ _ROW = ".rollouts tbody tr"
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Errors: ConfigError where there is no browser."""
+    """Bench of the web page. Errors: ConfigError where there is no browser."""
     options = overrides.get("watch", {})
     if why := why_no_browser():
         raise ConfigError(why)
@@ -79,7 +79,7 @@ def _measure(address: str, count: int, pictures: Path) -> list[dict[str, Any]]:
         page.get_by_text("disagreement", exact=True).last.click()
         page.wait_for_selector(".tok-down")
         page.screenshot(path=pictures / "rollout-disagreement.png")
-        errors, elsewhere = list(page.told), list(page.elsewhere)
+        errors, elsewhere = list(page.errors), list(page.elsewhere)
     for dark in (False, True):
         _photograph(address, pictures, dark)
     first = max(statistics.median(views[start : start + _REPEATS]) for start in range(0, len(views), _REPEATS))
@@ -110,14 +110,14 @@ def _open(page: Any, address: str, view: str, shown: str) -> None:
 
 def _filters(page: Any) -> Iterator[float]:
     """Seconds from the last key to the rows, of each kind of filter."""
-    told = page.locator(".card > div.soft").first
+    summary = page.locator(".card > div.soft").first
     for label, text in (("least reward", "1"), ("least length", "60"), ("least disagreement", "0.008")):
-        yield _filter(page, told, page.get_by_label(label, exact=True), text)
-    yield _filter(page, told, page.get_by_label("search answers and prompts"), "carry one")
+        yield _filter(page, summary, page.get_by_label(label, exact=True), text)
+    yield _filter(page, summary, page.get_by_label("search answers and prompts"), "carry one")
 
 
-def _filter(page: Any, told: Any, box: Any, text: str) -> float:
-    before = told.inner_text()
+def _filter(page: Any, summary: Any, box: Any, text: str) -> float:
+    before = summary.inner_text()
     start = time.perf_counter()
     box.fill(text)
     page.wait_for_function(

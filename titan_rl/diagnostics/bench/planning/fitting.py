@@ -29,14 +29,14 @@ def least_squares(counts_RC: Sequence[Sequence[float]], seconds_R: Sequence[floa
     """Seconds of each count (R runs, C counts), none below zero."""
     seconds = np.asarray(seconds_R, float)
     matrix = np.asarray(counts_RC, float) / seconds[:, None]
-    found, open_columns = np.zeros(matrix.shape[1]), list(range(matrix.shape[1]))
+    solution, open_columns = np.zeros(matrix.shape[1]), list(range(matrix.shape[1]))
     while open_columns:
         part = np.linalg.lstsq(matrix[:, open_columns], np.ones(len(seconds)), rcond=None)[0]
         if (part >= 0).all():
-            found[open_columns] = part
+            solution[open_columns] = part
             break
         open_columns.pop(int(part.argmin()))
-    return [float(value) for value in found]
+    return [float(value) for value in solution]
 
 
 def _engine_counts(run: Measured) -> list[float]:
@@ -63,8 +63,11 @@ def _rate(seconds: float) -> float:
     return 1 / seconds if seconds > 0 else _NONE
 
 
-def fitted(runs: Sequence[Measured], known: Rates) -> Rates:
-    """``known``: with what is not fitted, its memory's bandwidth among it, which was measured by itself."""
+def fitted(runs: Sequence[Measured], base: Rates) -> Rates:
+    """Rates fitted to measured runs.
+
+    ``base``: with what is not fitted, its memory's bandwidth among it, which was measured by itself.
+    """
 
     def solved(counts: Callable[[Measured], list[float]], phase: str) -> list[float]:
         return least_squares([counts(run) for run in runs], [run.seconds[phase] for run in runs])
@@ -73,7 +76,7 @@ def fitted(runs: Sequence[Measured], known: Rates) -> Rates:
     sample, engine_step, token = solved(_engine_counts, "generate")
     peak = _rate(train)
     rates = replace(
-        known,
+        base,
         peak_flops=peak,
         train_share=1.0,
         decode_share=_rate(sample) / peak,

@@ -99,7 +99,7 @@ def memory_bandwidth(times: int = 9) -> float:
 
 
 def machine_rates() -> Rates:
-    """Of this machine, before anything is fitted: its memory is its links, too."""
+    """Unfitted rates of this machine: its memory is its links, too."""
     bandwidth = memory_bandwidth()
     links = dict.fromkeys(("link_bandwidth", "network_bandwidth", "host_bandwidth"), bandwidth / 2)
     shares = {"memory_share": 1.0, "link_share": 1.0}
@@ -116,7 +116,7 @@ def _run(setting: _Setting, folder: Path, rates: Rates, overrides: dict[str, Any
     model = folder / str(setting).replace(" ", "_").replace(",", "")
     make_tiny(model, seed=1, hidden_size=setting.width, num_layers=setting.layers)
     tables = setting.tables(str(model))
-    with memory_watch(_LOOK_EVERY) as held, trained(_CONFIG, tables, overrides) as root:
+    with memory_watch(_LOOK_EVERY) as memory, trained(_CONFIG, tables, overrides) as root:
         records = [record for record in read_metrics(root) if "reward" in record][_WARMING:]
     checked = resolve(load_config(shipped()[_CONFIG], tables))
     answer = statistics.mean(record["response_length"] for record in records)
@@ -124,7 +124,7 @@ def _run(setting: _Setting, folder: Path, rates: Rates, overrides: dict[str, Any
     names = [name.removeprefix("seconds_") for name in records[0] if name.startswith("seconds_")]
     seconds = {name: statistics.median(record[f"seconds_{name}"] for record in records) for name in names}
     planned = held_at_once(checked.config, memory_needs(checked)) / GIB
-    return _Ran(setting, Measured(scenario, seconds), held.mib / 1024, planned)
+    return _Ran(setting, Measured(scenario, seconds), memory.mib / 1024, planned)
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -132,12 +132,12 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         order = [each for pair in zip(_FITTED, _COMPARED, strict=True) for each in pair]  # both under the same load
         ran = {setting: _run(setting, Path(folder), start, overrides) for setting in order}
-    known = [ran[setting] for setting in _FITTED]
-    rates = fitted([each.measured for each in known], start)
-    libraries = statistics.median(each.gib - each.planned_gib for each in known)
+    fitting = [ran[setting] for setting in _FITTED]
+    rates = fitted([each.measured for each in fitting], start)
+    libraries = statistics.median(each.gib - each.planned_gib for each in fitting)
     rows = [row(f"fitted: {name}", value, "") for name, value in vars(rates).items() if name != "source"]
     rows += [row("fitted: libraries beside the plan's", libraries, "GiB", rates_toml=as_toml(rates))]
-    rows += [_seconds_row("fitted on", each, rates) for each in known]
+    rows += [_seconds_row("fitted on", each, rates) for each in fitting]
     for setting in _COMPARED:
         rows += [_seconds_row("compared", ran[setting], rates, _SECONDS_BAR), _memory_row(ran[setting], libraries)]
     return rows

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Group
 from titan_rl.diagnostics.bench.harness import row
-from titan_rl.diagnostics.bench.memory_watch import Held, memory_watch
+from titan_rl.diagnostics.bench.memory_watch import MemoryUse, memory_watch
 from titan_rl.diagnostics.bench.steps.matrix_share import matrix_rates, share_rows, training_share
 from titan_rl.diagnostics.bench.steps.step_smollm2 import OVERRIDES
 from titan_rl.diagnostics.bench.train_for_bench import bench_run, trained
@@ -65,7 +65,7 @@ _LONG = _Plan(1, 1, 8, 0.5)
 class _Ran:
     step: float
     """Median seconds."""
-    held: Held
+    memory: MemoryUse
     length: float
     """New tokens of a sample."""
     dtype: str
@@ -76,9 +76,9 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     python = _environment()
     rates = matrix_rates()
     plan = _LONG if overrides.get("rollout", {}).get("max_new_tokens", 0) > 64 else _SHORT
-    ours, theirs, shares, phases, prompts = [], [], [], [], []
+    own_runs, trl_runs, shares, phases, prompts = [], [], [], [], []
     for _ in range(plan.pairs):
-        with memory_watch() as held, trained("smollm2", _OURS, overrides) as root:
+        with memory_watch() as memory_use, trained("smollm2", _OURS, overrides) as root:
             config = json.loads((root / "config.json").read_text())
             records = [record for record in read_metrics(root) if "reward" in record][plan.num_warming :]
             groups = [group for record in records for group in read_rollouts(root / "rollouts", int(record["step"]))]
@@ -86,30 +86,32 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             shares.append(training_share(root, records, max(rates.values())))
             result = bench_run(root, records)
             phases.append(result.seconds)
-        ours.append(_Ran(result.seconds["step"], held, result.response_length, config["generator"]["dtype"]))
-        theirs.append(_run_trl(python, config, prompts, plan))
+        own_runs.append(_Ran(result.seconds["step"], memory_use, result.response_length, config["generator"]["dtype"]))
+        trl_runs.append(_run_trl(python, config, prompts, plan))
     rows = [
-        _ratio("step over TRL's", ours, theirs, lambda ran: ran.step, plan.bar),
-        _ratio("step over TRL's, by new token", ours, theirs, lambda ran: ran.step / ran.length, plan.bar),
-        _ratio("memory of all processes over TRL's", ours, theirs, lambda ran: ran.held.mib, _BAR_MEMORY),
+        _ratio("step over TRL's", own_runs, trl_runs, lambda ran: ran.step, plan.bar),
+        _ratio("step over TRL's, by new token", own_runs, trl_runs, lambda ran: ran.step / ran.length, plan.bar),
+        _ratio("memory of all processes over TRL's", own_runs, trl_runs, lambda ran: ran.memory.mib, _BAR_MEMORY),
         *share_rows(statistics.median(shares), rates),
         *(
             row(f"titan_rl: {phase}", statistics.median(seconds[phase] for seconds in phases), "s")
             for phase in ("generate", "forward_backward")
         ),
     ]
-    for name, runs in (("titan_rl", ours), ("TRL", theirs)):
+    for name, runs in (("titan_rl", own_runs), ("TRL", trl_runs)):
         steps = [ran.step for ran in runs]
         rows += [
             row(f"{name}: step", statistics.median(steps), "s", runs=steps, dtype=runs[-1].dtype),
-            row(f"{name}: memory", runs[-1].held.mib / 1024, "GiB", mib_by_process=runs[-1].held.by_process),
+            row(f"{name}: memory", runs[-1].memory.mib / 1024, "GiB", mib_by_process=runs[-1].memory.by_process),
             row(f"{name}: new tokens of a sample", statistics.mean(ran.length for ran in runs), "tokens"),
         ]
     return rows
 
 
-def _ratio(name: str, ours: list[_Ran], theirs: list[_Ran], of: Callable[[_Ran], float], bar: float) -> dict[str, Any]:
-    ratios = [of(a) / of(b) for a, b in zip(ours, theirs, strict=True)]
+def _ratio(
+    name: str, own_runs: list[_Ran], trl_runs: list[_Ran], of: Callable[[_Ran], float], bar: float
+) -> dict[str, Any]:
+    ratios = [of(a) / of(b) for a, b in zip(own_runs, trl_runs, strict=True)]
     return row(name, statistics.median(ratios), "ratio", bar, pairs=ratios)
 
 
@@ -138,8 +140,8 @@ def _run_trl(python: Path, config: dict[str, Any], prompts: list[str], plan: _Pl
     """Errors: RuntimeError with the end of what it printed."""
     rollout, model = config["rollout"], config["model"]["path"]
     dtype = _faster_dtype(python, model)
-    asked = {name: rollout[name] for name in ("prompts_per_step", "group_size", "max_new_tokens")}
-    asked |= {
+    settings = {name: rollout[name] for name in ("prompts_per_step", "group_size", "max_new_tokens")}
+    settings |= {
         "model": model,
         "dtype": dtype,
         "prompts": prompts,
@@ -148,12 +150,12 @@ def _run_trl(python: Path, config: dict[str, Any], prompts: list[str], plan: _Pl
     }
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         file = Path(folder) / "asked.json"
-        file.write_text(json.dumps(asked | {"folder": folder}))
-        with memory_watch() as held:
-            said = _printed(python, "trl_program.py", str(file))
-    seconds = [float(words[1]) for words in said if words[:1] == ["seconds"]]
-    [length] = [float(words[1]) for words in said if words[:1] == ["length"]]
-    return _Ran(statistics.median(seconds[plan.num_warming :]), held, length, dtype)
+        file.write_text(json.dumps(settings | {"folder": folder}))
+        with memory_watch() as memory:
+            lines = _printed(python, "trl_program.py", str(file))
+    seconds = [float(words[1]) for words in lines if words[:1] == ["seconds"]]
+    [length] = [float(words[1]) for words in lines if words[:1] == ["length"]]
+    return _Ran(statistics.median(seconds[plan.num_warming :]), memory, length, dtype)
 
 
 @cache  # of all pairs

@@ -28,7 +28,7 @@ _NUM_WARMING = 2
 
 
 @dataclass
-class _Held:
+class _MemoryUse:
     """MiB of each kind at each look."""
 
     looks: list[tuple[float, float]] = field(default_factory=list)
@@ -68,12 +68,12 @@ class _Held:
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for mode in ("disaggregated", "colocated"):
-        held, tables = _Held(), OVERRIDES | {"placement": {"mode": mode}}
-        with trained("smollm2", tables, overrides, watch=held.watch) as root:
+        memory, tables = _MemoryUse(), OVERRIDES | {"placement": {"mode": mode}}
+        with trained("smollm2", tables, overrides, watch=memory.watch) as root:
             records = [record for record in read_metrics(root) if "reward" in record]
         bar = _BAR if mode == "colocated" else None
         for name, less, its_bar in (("", _LIBRARIES, bar), (", libraries included", (0.0, 0.0), None)):
-            together, *each = held.largest(less)
+            together, *each = memory.largest(less)
             gib = dict(together_gib=together, trainer_gib=each[0], generator_gib=each[1])
             what = f"{mode}: both together over the larger{name}"
             rows.append(row(what, together / max(each), "", its_bar, at_most=True, **gib))

@@ -22,7 +22,7 @@ def matrix_rates() -> dict[torch.dtype, float]:
 
 
 def training_share(run: Path, records: list[dict[str, Any]], rate: float) -> float:
-    """Of ``rate``, in the steps of a finished run that ``records`` are of."""
+    """Share of ``rate`` in the training of a finished run's recorded steps."""
     model = json.loads((run / "config.json").read_text())["model"]["path"]
     steps = (read_rollouts(run / "rollouts", record["step"]) for record in records)
     operations = statistics.mean(_operations(groups, model) for groups in steps)
@@ -30,7 +30,7 @@ def training_share(run: Path, records: list[dict[str, Any]], rate: float) -> flo
 
 
 def share_rows(share: float, rates: dict[torch.dtype, float]) -> list[dict[str, Any]]:
-    """What a bench prints of it. ``rates``: of ``matrix_rates``."""
+    """Rows of the bench for the share. ``rates``: of ``matrix_rates``."""
     return [
         row("training's share of the matrix rate", share, "ratio", _BAR, at_most=False),
         *(row(f"matrix rate in {str(dtype)[6:]}", rate / 1e9, "GFLOP/s") for dtype, rate in rates.items()),

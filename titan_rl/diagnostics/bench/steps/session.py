@@ -37,7 +37,7 @@ async def _measure(sections: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         sections = sections | {"run": sections.get("run", {}) | {"dir": str(Path(folder) / "run")}}
         async with launch("quickstart", resume=False, **sections) as session:
             await session.step(_WARMING)
-            asked, beside, own = await _both_loops(session)
+            by_session, beside, own = await _both_loops(session)
             session.run()
             looks = {
                 "session.actors": lambda: session.actors,
@@ -45,7 +45,7 @@ async def _measure(sections: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
                 "session.rollouts(step)": lambda: session.rollouts(_WARMING),
             }
             slowest = {name: await _slowest(look) for name, look in looks.items()}
-    more, error = float((asked - own).mean()), float((asked - own).std(ddof=1) / len(own) ** 0.5)
+    more, error = float((by_session - own).mean()), float((by_session - own).std(ddof=1) / len(own) ** 0.5)
     return [
         row("session.step() beside the loop's own step, in it", 1000 * float(np.median(beside)), "ms", _BAR_STEP_MS),
         row("the same against such steps in turn", 1000 * more, "ms", standard_error=1000 * error),
@@ -75,8 +75,8 @@ async def _both_loops(session: LiveSession) -> tuple[np.ndarray, np.ndarray, np.
     run.step, run.reported = timed_step, (lambda: timed(reported))
     pairs = [(await _seconds(session.step), await _seconds(own_step)) for _ in range(_PAIRS)]
     del run.step, run.reported  # the class's again
-    asked, own = np.array(pairs).T
-    return asked, asked - np.array(within).reshape(_PAIRS, 2).sum(axis=1), own
+    by_session, own = np.array(pairs).T
+    return by_session, by_session - np.array(within).reshape(_PAIRS, 2).sum(axis=1), own
 
 
 async def _seconds(work: Callable[[], Awaitable[Any]]) -> float:
@@ -87,10 +87,10 @@ async def _seconds(work: Callable[[], Awaitable[Any]]) -> float:
 
 async def _slowest(look: Callable[[], Any]) -> float:
     """Seconds, of looks at random moments of some steps."""
-    found = []
+    durations = []
     for _ in range(_LOOKS):
         await asyncio.sleep(0.05)
         start = time.perf_counter()
         look()
-        found.append(time.perf_counter() - start)
-    return max(found)
+        durations.append(time.perf_counter() - start)
+    return max(durations)

@@ -15,7 +15,7 @@ _TOO_LONG = 4.0
 
 
 def faster_dtype(path: str) -> str:
-    """``float32`` or ``bfloat16``. ``path``: of a model directory."""
+    """Faster dtype for TRL on this machine: ``float32`` or ``bfloat16``. ``path``: of a model directory."""
     wide = _seconds(path, torch.float32)
     narrow = _seconds(path, torch.bfloat16, _TOO_LONG * wide)
     return "bfloat16" if narrow <= wide else "float32"

@@ -20,19 +20,22 @@ class _Clock(TrainerCallback):
         print(f"seconds {time.perf_counter() - self._start}", flush=True)
 
 
-def main(asked: dict[str, Any]) -> None:
-    """``asked``: model, dtype, prompts (texts, in order), group_size, max_new_tokens, rows (at once), steps, folder."""
-    num_samples = asked["group_size"] * asked["prompts_per_step"]
+def main(settings: dict[str, Any]) -> None:
+    """TRL run.
+
+    ``settings``: model, dtype, prompts (texts), group_size, max_new_tokens, rows (a batch), steps, folder.
+    """
+    num_samples = settings["group_size"] * settings["prompts_per_step"]
     config = GRPOConfig(
-        output_dir=asked["folder"],
+        output_dir=settings["folder"],
         use_cpu=True,
         bf16=False,  # the weights themselves are, if ``dtype`` is
-        per_device_train_batch_size=asked["rows"],
-        gradient_accumulation_steps=num_samples // asked["rows"],
+        per_device_train_batch_size=settings["rows"],
+        gradient_accumulation_steps=num_samples // settings["rows"],
         gradient_checkpointing=False,
-        num_generations=asked["group_size"],
-        max_completion_length=asked["max_new_tokens"],
-        max_steps=asked["steps"],
+        num_generations=settings["group_size"],
+        max_completion_length=settings["max_new_tokens"],
+        max_steps=settings["steps"],
         shuffle_dataset=False,
         learning_rate=1e-5,
         beta=0.0,
@@ -42,15 +45,15 @@ def main(asked: dict[str, Any]) -> None:
         disable_tqdm=True,
     )
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(asked["model"], dtype=getattr(torch, asked["dtype"])),
-        processing_class=AutoTokenizer.from_pretrained(asked["model"]),
+        model=AutoModelForCausalLM.from_pretrained(settings["model"], dtype=getattr(torch, settings["dtype"])),
+        processing_class=AutoTokenizer.from_pretrained(settings["model"]),
         reward_funcs=lambda completions, **_: [float(len(text) % 7) for text in completions],
         args=config,
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in asked["prompts"]]),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in settings["prompts"]]),
     )
     trainer.add_callback(_Clock())
     trainer.train()
-    lengths = [entry["completions/mean_length"] for entry in trainer.state.log_history[: asked["steps"]]]
+    lengths = [entry["completions/mean_length"] for entry in trainer.state.log_history[: settings["steps"]]]
     print(f"length {sum(lengths) / len(lengths)}", flush=True)
 
 

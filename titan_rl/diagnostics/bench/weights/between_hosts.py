@@ -39,16 +39,16 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """Of a CA of its own, as the environment names them."""
-    ca, key, request, made = (str(folder / name) for name in ("ca.pem", "host.key", "host.csr", "host.pem"))
+    """Certificates of a new CA, as environment variables."""
+    ca, key, request, certificate = (str(folder / name) for name in ("ca.pem", "host.key", "host.csr", "host.pem"))
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     for command in (
         ["req", "-x509", *curve, "-days", "2", "-subj", "/CN=bench", "-keyout", f"{ca}.key", "-out", ca],
         ["req", *curve, "-subj", "/CN=host", "-keyout", key, "-out", request],
-        ["x509", "-req", "-in", request, "-CA", ca, "-CAkey", f"{ca}.key", "-CAcreateserial", "-out", made],
+        ["x509", "-req", "-in", request, "-CA", ca, "-CAkey", f"{ca}.key", "-CAcreateserial", "-out", certificate],
     ):
         subprocess.run(["openssl", *command], check=True, capture_output=True)
-    return {"HYPERACTOR_TLS_CERT": made, "HYPERACTOR_TLS_KEY": key, "HYPERACTOR_TLS_CA": ca}
+    return {"HYPERACTOR_TLS_CERT": certificate, "HYPERACTOR_TLS_KEY": key, "HYPERACTOR_TLS_CA": ca}
 
 
 async def _host(name: str, *prepare: Any) -> Any:
@@ -68,12 +68,12 @@ async def _rates(how: str, environment: dict[str, str]) -> list[dict[str, Any]]:
     for version in range(2 + _ROUNDS):
         await trainer.publish.call_one(version)
         start, end, _ = await generator.fetch.call_one(version, None)
-        found = {"tcp": end - start, "raw": await generator.read_raw.call_one(port)}
-        found["rdma"] = await generator.read_rdma.call_one(buffers, blocks)
+        timings = {"tcp": end - start, "raw": await generator.read_raw.call_one(port)}
+        timings["rdma"] = await generator.read_rdma.call_one(buffers, blocks)
         if version >= 2:  # by then all memory has been touched
-            for name, one in found.items():
+            for name, one in timings.items():
                 seconds[name].append(one)
-    rate = {name: _BYTES / statistics.median(found) / 1e9 for name, found in seconds.items()}
+    rate = {name: _BYTES / statistics.median(timings) / 1e9 for name, timings in seconds.items()}
     over_rdma, over_raw = rate["tcp"] / rate["rdma"], rate["tcp"] / rate["raw"]
     what = f"mesh.transport = tcp{how}, checksums included"
     rows = [row(what, rate["tcp"], "GB/s", over_rdma_tcp=over_rdma, over_raw_socket=over_raw)]

@@ -96,7 +96,7 @@ def _vllm_config(folder: str) -> "VllmConfig":
 
 
 def generator_needs(interner: "Interner") -> "list[Units]":
-    """For each tensor-parallel rank, as recorded from vLLM's loader."""
+    """Needs of each tensor-parallel rank, as recorded from vLLM's loader."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
@@ -142,7 +142,7 @@ def _fill(ends: list[int], limit: int) -> list[int]:
 
 
 def trainer_holdings(interner: "Interner") -> "list[Units]":
-    """For each rank, stage by stage; the embedding is in the first stage, norm and head in the last."""
+    """Holdings of each rank, stage by stage; the embedding is in the first stage, norm and head in the last."""
     import math
 
     from titan_rl.mesh.channel.plan import Box, Holding, split_name

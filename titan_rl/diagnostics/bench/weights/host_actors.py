@@ -26,11 +26,11 @@ _RAW_CHUNK = 1 << 20
 
 
 class HostActor(Actor):
-    """A trainer's host and a generator's host, whichever it is asked to be."""
+    """Trainer's or generator's host."""
 
     @concurrent_endpoint
     async def prepare(self, certificates: dict[str, str], bytes_per_second: float, block_bytes: int) -> None:
-        """``bytes_per_second``: that it sends at most, over all connections; 0: no limit."""
+        """Set up the host. ``bytes_per_second``: that it sends at most, over all connections; 0: no limit."""
         os.environ.update(certificates)
         plan_module.BLOCK_BYTES = block_bytes
         if bytes_per_second:
@@ -82,7 +82,7 @@ class HostActor(Actor):
 
     @concurrent_endpoint
     async def fetch(self, version: int, route: Route | None) -> tuple[float, float, Fetched]:
-        """When it began and when it had all (``time.monotonic``), and what it took."""
+        """Begin and end of a fetch (``time.monotonic``), and what it took."""
         start = time.monotonic()
         fetched = await self.reader.fetch(version, 300.0, route)
         return start, time.monotonic(), fetched

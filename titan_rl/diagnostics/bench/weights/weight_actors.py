@@ -80,7 +80,7 @@ class BenchTrainer(Trainer):
 class BenchGenerator(Generator):
     @concurrent_endpoint
     async def fetch_seconds(self, version: int, rounds: int) -> float:
-        """Of bringing a stamped version's bytes into this process's own memory, checksums included."""
+        """Seconds of fetching a stamped version into this process's memory, checksums included."""
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()
@@ -90,13 +90,13 @@ class BenchGenerator(Generator):
 
     @concurrent_endpoint
     async def memcpy_seconds(self, rounds: int) -> float:
-        """Of one memcpy of as many bytes, between two places that are in memory."""
+        """Seconds of one memcpy of as many bytes, between two resident places."""
         source, into = (np.ones(self.reader.plan.nbytes, np.uint8) for _ in range(2))
         return await asyncio.to_thread(median_seconds, lambda: np.copyto(into, source), rounds)
 
     @concurrent_endpoint
     async def load_weights_seconds(self) -> float:
-        """Of vLLM's own reload from whole tensors that are in memory already. One tensor-parallel rank only."""
+        """Seconds of vLLM's own reload from whole tensors in memory. One tensor-parallel rank only."""
         tensors = self._fetched()
 
         def load(worker: Any) -> None:
@@ -122,8 +122,8 @@ class BenchGenerator(Generator):
         for name, _, box, values in self.reader.pieces():
             parts.setdefault(name, []).append((box.start, values))
         return {
-            name: torch.cat([values for _, values in sorted(found, key=lambda part: part[0])])
-            for name, found in parts.items()
+            name: torch.cat([values for _, values in sorted(boxes, key=lambda part: part[0])])
+            for name, boxes in parts.items()
         }
 
     @concurrent_endpoint
@@ -146,7 +146,7 @@ class BenchGenerator(Generator):
 
 
 class PlainActor(Actor):
-    """What a user has without a channel."""
+    """Baseline actor without a channel."""
 
     @endpoint
     def take_tensors(self, tensors: dict[str, torch.Tensor]) -> int:

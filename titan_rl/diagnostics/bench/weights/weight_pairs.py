@@ -46,9 +46,9 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         path = Path(folder) / "model"
         make_tiny(path, seed=1, architecture="qwen3", tie_word_embeddings=False)
         rows = [
-            found for name in GENERATORS for found in drive(_one_generator(name, str(path), Path(folder), overrides))
+            result for name in GENERATORS for result in drive(_one_generator(name, str(path), Path(folder), overrides))
         ]
-    redundancy = max(found["bytes_read_over_stored"] for found in rows)
+    redundancy = max(result["bytes_read_over_stored"] for result in rows)
     return [*rows, row("bytes read over bytes stored, worst pair", round(redundancy, 4), "ratio", 1.0)]
 
 
@@ -135,8 +135,8 @@ async def _sample(replica: Replica, random: np.random.Generator) -> Answered:
     from titan_rl.data.types import Request
 
     prompt, seeds = random.integers(5, 90, 6).astype(np.int32), random.integers(1, 1 << 30, _SAMPLES).tolist()
-    asked = GeneratorEndpoints.generate(Request(prompt, seeds, _NEW_TOKENS, 1.0))
-    return prompt, await asked.at(replica.leader)
+    request = GeneratorEndpoints.generate(Request(prompt, seeds, _NEW_TOKENS, 1.0))
+    return prompt, await request.at(replica.leader)
 
 
 def batch_of(groups: Iterable[Answered], titan: TitanConfig, random: np.random.Generator | None) -> Batch:

@@ -85,10 +85,10 @@ async def _measure(measure: _Measurement, config: Config, path: str, logs: Path)
 async def _time_all(meshes: Meshes) -> list[dict[str, Any]]:
     trainer, generator = meshes.trainers.ranks[0].actor, meshes.generators.replicas[0].leader
     plain = this_host().spawn_procs(name="plain").spawn("plain", PlainActor)
-    found: dict[str, list[float]] = {}
+    timings: dict[str, list[float]] = {}
 
-    def note(name: str, seconds: float) -> None:
-        found.setdefault(name, []).append(seconds)
+    def record(name: str, seconds: float) -> None:
+        timings.setdefault(name, []).append(seconds)
 
     version = await _warm(meshes)
     for _ in range(_ROUNDS):
@@ -96,29 +96,29 @@ async def _time_all(meshes: Meshes) -> list[dict[str, Any]]:
         start = time.perf_counter()
         await meshes.weights.stage(version)
         await trainer.wait_for_stamp.call_one()
-        note("publish", time.perf_counter() - start)
-        note("memcpy", await generator.memcpy_seconds.call_one(3))
-        note("fetch", await generator.fetch_seconds.call_one(version, 3))
-        note("load_weights", await generator.load_weights_seconds.call_one())
+        record("publish", time.perf_counter() - start)
+        record("memcpy", await generator.memcpy_seconds.call_one(3))
+        record("fetch", await generator.fetch_seconds.call_one(version, 3))
+        record("load_weights", await generator.load_weights_seconds.call_one())
         start = time.perf_counter()
         await meshes.weights.announce(version)
-        note("update", time.perf_counter() - start)
-        note("cast and copy", await trainer.cast_and_copy.call_one(3))
+        record("update", time.perf_counter() - start)
+        record("cast and copy", await trainer.cast_and_copy.call_one(3))
     buffers = await trainer.tensor_buffers.call_one()
     tensors = {name: torch.zeros(nbytes, dtype=torch.uint8) for name, (_, nbytes) in buffers.items()}
     for _ in range(_SLOW_ROUNDS):
-        note("rdma", await generator.read_tensors.call_one(buffers))
+        record("rdma", await generator.read_tensors.call_one(buffers))
         for name, receiver in (("arguments", plain), ("arguments, into memory that is kept", generator)):
             copies = {key: tensor.clone() for key, tensor in tensors.items()}
             start = time.perf_counter()
             await receiver.take_tensors.call_one(copies)
-            note(name, time.perf_counter() - start)
-        note("arguments, from the trainer", await trainer.send_tensors.call_one(generator))
-    middle = {name: statistics.median(seconds) for name, seconds in found.items()}
+            record(name, time.perf_counter() - start)
+        record("arguments, from the trainer", await trainer.send_tensors.call_one(generator))
+    middle = {name: statistics.median(seconds) for name, seconds in timings.items()}
     _, nbytes, _ = await GeneratorEndpoints.account().at(generator)
 
     def ratio(over: str, *under: str) -> float:
-        pairs = zip(found[over], *(found[name] for name in under), strict=True)
+        pairs = zip(timings[over], *(timings[name] for name in under), strict=True)
         return statistics.median(first / sum(rest) for first, *rest in pairs)
 
     return [
@@ -180,10 +180,10 @@ async def _messages(num_layers: int, folder: Path) -> tuple[int, int]:
     make_tiny(path, seed=1, num_layers=num_layers, hidden_size=64)
     config = load_config(None, {"generator": {"kv_cache_gib": 0.1}, "parallelism": {"data_parallel_shard_degree": 2}})
     meshes = make_meshes(config, build_titan(config), str(path), parts=_PARTS, logs=folder)
-    sent = []
+    sizes = []
 
     async def counted(calls: Sequence[tuple[ActorProcess, RemoteCall[T]]], **limits: Any) -> list[T]:
-        sent.extend(len(pickle.dumps(request.arguments)) for _, request in calls)
+        sizes.extend(len(pickle.dumps(request.arguments)) for _, request in calls)
         return await call_each(calls, **limits)
 
     try:
@@ -193,7 +193,7 @@ async def _messages(num_layers: int, folder: Path) -> tuple[int, int]:
             await meshes.weights.announce(0)
     finally:
         await meshes.stop()
-    return len(sent), sum(sent)
+    return len(sizes), sum(sizes)
 
 
 def _message_rows(shallow_and_deep: list[tuple[int, int]]) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ from functools import partial
 from titan_rl.algorithms.batches.batching import data_batch
 from titan_rl.data.types import Batch, Group, Rollout, Row
 from titan_rl.diagnostics.doctor.checks.arithmetic import made_batch, made_rollout
-from titan_rl.diagnostics.doctor.context import Visit
-from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
+from titan_rl.diagnostics.doctor.context import CheckContext
+from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.probes import actors as probes
 
 _GROUPS, _SAMPLES = 2, 4
@@ -15,53 +15,55 @@ _EXACT, _ROUNDED = 1e-3, 0.1
 """Relative difference of gradient norms that rounding explains, in fp32 and in bf16."""
 
 
-async def layout(visit: Visit) -> str:
-    """As the run packs them, and each sample in a row of its own, in another order."""
-    patient = visit.patient
-    groups = [_rewarded(group) for group in (await visit.groups())[:_GROUPS]]
-    packed, alone = patient.batch(groups), patient.batch(groups, one_by_one=True)
-    first, second = (await patient.read(packed)).metrics, (await patient.read(alone)).metrics
+async def layout(context: CheckContext) -> str:
+    """Comparison of loss and gradient norm, packed as in the run and one sample a row."""
+    actors = context.actors
+    groups = [_rewarded(group) for group in (await context.groups())[:_GROUPS]]
+    packed, alone = actors.batch(groups), actors.batch(groups, one_by_one=True)
+    first, second = (await actors.read(packed)).metrics, (await actors.read(alone)).metrics
     if not first.grad_norm:
-        raise NotLookedAt("the loss of this algorithm has no gradient on these answers")
-    allowed = _EXACT if visit.limits.token < 1 else _ROUNDED
+        raise CheckSkipped("the loss of this algorithm has no gradient on these answers")
+    allowed = _EXACT if context.limits.token < 1 else _ROUNDED
     weights = (float(abs(row.weight_S * row.advantage_S).sum()) for rows in packed.rows for row in rows)
     scale = max(abs(first.loss), sum(weights))
     apart = abs(first.grad_norm - second.grad_norm) / first.grad_norm, abs(first.loss - second.loss) / max(scale, 1e-6)
-    seen = (
+    summary = (
         f"{_rows(packed)} rows and {_rows(alone)} rows: loss {first.loss:.6f} and {second.loss:.6f}, gradient norm "
         f"{first.grad_norm:.6f} and {second.grad_norm:.6f}"
     )
     if max(apart) > allowed:
-        raise Wrong("the same samples give another loss when they are packed in another way", seen)
-    return seen
+        raise CheckFailed("the same samples give another loss when they are packed in another way", summary)
+    return summary
 
 
-async def unweighed(visit: Visit) -> str:
+async def unweighed(context: CheckContext) -> str:
     """A token that weighs nothing makes nothing NaN, even if it has no log-probability."""
-    if visit.checked.algorithm.head == "value":
-        raise NotLookedAt("the model that learns gives values, not log-probabilities")
-    row = _row_of_two(_some_batch(visit))
-    found = sorted(
-        {what for rank in await visit.patient.ask_trainer(partial(probes.unweighed_nan, row=row)) for what in rank}
+    if context.checked.algorithm.head == "value":
+        raise CheckSkipped("the trained model gives values, not log-probabilities")
+    row = _row_of_two(_some_batch(context))
+    nan_parts = sorted(
+        {what for rank in await context.actors.ask_trainer(partial(probes.unweighed_nan, row=row)) for what in rank}
     )
-    if found:
-        raise Wrong(f"a token of weight 0 makes the {' and the '.join(found)} NaN", "its log-probability is NaN")
+    if nan_parts:
+        raise CheckFailed(
+            f"a token of weight 0 makes the {' and the '.join(nan_parts)} NaN", "its log-probability is NaN"
+        )
     return f"one of {len(row.weight_S)} tokens of a row has weight 0 and NaN, and loss and gradient are finite"
 
 
-def _some_batch(visit: Visit) -> Batch:
-    checked = visit.checked
+def _some_batch(context: CheckContext) -> Batch:
+    checked = context.checked
     if checked.dataset is not None:
         return data_batch(checked.dataset.train[:2], checked.algorithm, checked.config, checked.titan.layout)
     return made_batch(checked, [made_rollout(number, float(number == 1)) for number in range(3)])
 
 
 def _row_of_two(batch: Batch) -> Row:
-    """Errors: NotLookedAt where each row has one trained token at most."""
+    """Errors: CheckSkipped where each row has one trained token at most."""
     for row in (row for rows in batch.rows for row in rows):
         if len(row.weight_S) > 1:
             return row
-    raise NotLookedAt("no row has two trained tokens")
+    raise CheckSkipped("no row has two trained tokens")
 
 
 def _rewarded(group: Group) -> Group:

@@ -13,8 +13,8 @@ from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.text import pieces, turns
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, text_settings
-from titan_rl.diagnostics.doctor.context import Visit
-from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
+from titan_rl.diagnostics.doctor.context import CheckContext
+from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.environments.interfaces.task import task_of
 from titan_rl.environments.rollout.prompt_checks import training_prompts
 
@@ -31,90 +31,90 @@ class Written:
 
     def rendered(self, messages: list[Message], tools: Sequence[dict[str, Any]] = (), *, asks: bool = True) -> str:
         settings = text_settings(self.tokenizer)
-        told = settings.template_kwargs | {"strftime_now": settings.strftime, "tools": list(tools) or None}
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks, **told)
+        options = settings.template_kwargs | {"strftime_now": settings.strftime, "tools": list(tools) or None}
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks, **options)
         assert isinstance(text, str), "one conversation is one text"
         return text
 
     def check_prompt(self, messages: str | list[Message], tools: Sequence[dict[str, Any]] = ()) -> None:
-        """Errors: Wrong."""
-        ours = turns.encode_messages(self.tokenizer, messages, tools).tolist()
+        """Check of a prompt's tokens against the template. Errors: CheckFailed."""
+        encoded = turns.encode_messages(self.tokenizer, messages, tools).tolist()
         if isinstance(messages, str):
             first = [token for token in self.tokenizer.encode("")[:1] if token == self.tokenizer.bos_token_id]
-            if [token for token in ours[: len(first) + 1] if token in first] != first:
-                raise Wrong("a prompt does not begin once as the model's sequences do", self._shown(ours))
+            if [token for token in encoded[: len(first) + 1] if token in first] != first:
+                raise CheckFailed("a prompt does not begin once as the model's sequences do", self._shown(encoded))
             return
-        if self._has_control(messages) or (tools and not self._told(tools)):
+        if self._has_control(messages) or (tools and not self._rendered_tools(tools)):
             return  # text that is broken up, or tools that are told of otherwise
-        theirs = pieces.encode(self.tokenizer, self.rendered(messages, tools))
-        self._compare("a prompt", ours, theirs)
+        expected = pieces.encode(self.tokenizer, self.rendered(messages, tools))
+        self._compare("a prompt", encoded, expected)
 
-    def _told(self, tools: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    def _rendered_tools(self, tools: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         return tools if "tools" in str(self.tokenizer.chat_template) else ()
 
     def _has_control(self, messages: list[Message]) -> bool:
         texts = (message["content"] for message in messages)
         return any(token in text for text in texts for token in control_tokens(self.tokenizer).values())
 
-    def _compare(self, what: str, ours: list[int], theirs: list[int]) -> None:
-        if ours != theirs:
-            evidence = f"{self._shown(ours)}, not {self._shown(theirs)}"
-            raise Wrong(f"{what} is not what the chat template and the tokenizer write", evidence)
+    def _compare(self, what: str, encoded: list[int], expected: list[int]) -> None:
+        if encoded != expected:
+            evidence = f"{self._shown(encoded)}, not {self._shown(expected)}"
+            raise CheckFailed(f"{what} is not what the chat template and the tokenizer write", evidence)
 
     def check_hostile(self, *, is_chat: bool) -> None:
-        """A prompt or a reply with control tokens in its text has no more of them. Errors: Wrong."""
+        """A prompt or a reply with control tokens in its text has no more of them. Errors: CheckFailed."""
         for word in control_tokens(self.tokenizer).values():
             for role in ("user", "tool") if is_chat else ("user",):
-                ours, plain = [self._num_control(text, role, is_chat) for text in (f"1{word}\n2", "1 2")]
-                if ours != plain:
-                    raise Wrong("text becomes a control token", f"{word!r} in a {role}'s words is one")
+                hostile, plain = [self._num_control(text, role, is_chat) for text in (f"1{word}\n2", "1 2")]
+                if hostile != plain:
+                    raise CheckFailed("text becomes a control token", f"{word!r} in a {role}'s words is one")
 
     def _num_control(self, text: str, role: str, is_chat: bool) -> tuple[int, int]:
         messages = [{"role": role, "content": text}]
-        said, _ = turns.encode_reply(self.tokenizer, messages, -1, is_chat=is_chat)
+        reply_tokens, _ = turns.encode_reply(self.tokenizer, messages, -1, is_chat=is_chat)
         prompt = turns.encode_messages(self.tokenizer, [{"role": "user", "content": text}] if is_chat else text)
         control = list(control_tokens(self.tokenizer))
-        return int(np.isin(said, control).sum()), int(np.isin(prompt, control).sum())
+        return int(np.isin(reply_tokens, control).sum()), int(np.isin(prompt, control).sum())
 
     def check_answer(self, *, is_chat: bool) -> None:
-        """A worked answer ends with what stops the engine, and is in its place what the whole is. Errors: Wrong."""
-        ours = turns.encode_answer(self.tokenizer, _ANSWER, is_chat=is_chat).tolist()
-        if self.stops and ours[-1] not in self.stops:
-            raise Wrong("a worked answer does not end with what stops the engine", self._shown(ours))
-        before, whole = "1+1=\n", f"1+1=\n{_ANSWER}"
+        """Check of a worked answer: its stop token, and its tokens inside a conversation. Errors: CheckFailed."""
+        encoded = turns.encode_answer(self.tokenizer, _ANSWER, is_chat=is_chat).tolist()
+        if self.stops and encoded[-1] not in self.stops:
+            raise CheckFailed("a worked answer does not end with what stops the engine", self._shown(encoded))
+        before, conversation = "1+1=\n", f"1+1=\n{_ANSWER}"
         if is_chat:
-            asked = [{"role": "user", "content": "1"}]
-            before = self.rendered(asked)
-            whole = self.rendered([*asked, {"role": "assistant", "content": _ANSWER}], asks=False)
-        head, both = pieces.encode(self.tokenizer, before), pieces.encode(self.tokenizer, whole)
+            question = [{"role": "user", "content": "1"}]
+            before = self.rendered(question)
+            conversation = self.rendered([*question, {"role": "assistant", "content": _ANSWER}], asks=False)
+        head, both = pieces.encode(self.tokenizer, before), pieces.encode(self.tokenizer, conversation)
         if both[: len(head)] == head:
-            self._compare("a worked answer", ours[:-1], both[len(head) :][: len(ours) - 1])
+            self._compare("a worked answer", encoded[:-1], both[len(head) :][: len(encoded) - 1])
 
     def check_reply(self, tools: Sequence[dict[str, Any]]) -> None:
-        """Errors: Wrong."""
+        """Check of a reply's tokens against the template. Errors: CheckFailed."""
         role = "tool" if tools else "user"
         last = int(turns.encode_answer(self.tokenizer, _ANSWER, is_chat=True, tools=tools)[-1])
         reply: Message = {"role": role, "content": _REPLY}
-        ours, _ = turns.encode_reply(self.tokenizer, [reply], last, is_chat=True, tools=tools)
-        asked = [{"role": "user", "content": "1"}, {"role": "assistant", "content": _ANSWER}, reply]
+        encoded, _ = turns.encode_reply(self.tokenizer, [reply], last, is_chat=True, tools=tools)
+        conversation = [{"role": "user", "content": "1"}, {"role": "assistant", "content": _ANSWER}, reply]
         try:
-            behind = self.rendered(asked, self._told(tools)).rpartition(_ANSWER)[2]
+            behind = self.rendered(conversation, self._rendered_tools(tools)).rpartition(_ANSWER)[2]
         except TemplateError:  # one without tools is told of a user's words
             return
-        theirs = pieces.encode(self.tokenizer, behind)
-        control = np.isin(theirs, list(control_tokens(self.tokenizer)))
+        expected = pieces.encode(self.tokenizer, behind)
+        control = np.isin(expected, list(control_tokens(self.tokenizer)))
         start = int(control.argmax()) + 1 if control.any() else 0
-        self._compare("a reply", ours.tolist(), theirs[start:])
+        self._compare("a reply", encoded.tolist(), expected[start:])
 
     def _shown(self, tokens: Any) -> str:
         return repr(decoded(self.tokenizer, tokens)[-80:])
 
 
-async def written(visit: Visit) -> str:
+async def written(context: CheckContext) -> str:
     """Prompts, worked answers and replies are as the model's template and tokenizer write them."""
-    config, task = visit.checked.config, visit.checked.task
+    config, task = context.checked.config, context.checked.task
     if config.data.file:
-        raise NotLookedAt("a run on data.file has no prompts; its rows are checked one by one before the start")
+        raise CheckSkipped("a run on data.file has no prompts; its rows are checked one by one before the start")
     text = Written(tokenizer_of(config), stops_of(config))
     prompts = list(islice(training_prompts(task, config.run.seed), _PROMPTS))
     styles: set[bool] = set()

@@ -6,8 +6,8 @@ from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.controller.preflight.checks import tokenizer_of
 from titan_rl.data.types import Batch, Group, Provenance, Rollout
 from titan_rl.diagnostics.doctor.actors_under_test import sample_of
-from titan_rl.diagnostics.doctor.context import Visit
-from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
+from titan_rl.diagnostics.doctor.context import CheckContext
+from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.probes import actors as probes
 from titan_rl.diagnostics.doctor.probes.agreement import compare
 from titan_rl.environments.rollout.group import encode_prompt
@@ -19,43 +19,43 @@ _SHOWN = 60
 # the same tokens on both sides
 
 
-async def same_tokens(visit: Visit) -> str:
+async def same_tokens(context: CheckContext) -> str:
     """Verifiers read text as the model's directory has it, and engines see the tokens that they were asked."""
-    patient = visit.patient
-    ours = probes.tokenizer_facts(tokenizer_of(visit.checked.config))
-    for number, theirs in enumerate(await patient.ask_verifiers(probes.verifier_facts)):
-        if unlike := [name for name in ours | theirs if ours.get(name) != theirs.get(name)]:
+    actors = context.actors
+    expected = probes.tokenizer_facts(tokenizer_of(context.checked.config))
+    for number, actual in enumerate(await actors.ask_verifiers(probes.verifier_facts)):
+        if unlike := [name for name in expected | actual if expected.get(name) != actual.get(name)]:
             name = unlike[0]
-            evidence = f"{name} is {_short(theirs.get(name))} there and {_short(ours.get(name))} by the directory"
-            raise Wrong(f"verifier {number} has another tokenizer than the model", evidence)
-    _check_prompts(visit, await visit.groups())
-    await _check_count(visit)
-    return f"{len(ours)} facts of the tokenizer, {len(await visit.groups())} prompts, and what an engine was asked"
+            evidence = f"{name} is {_short(actual.get(name))} there and {_short(expected.get(name))} by the directory"
+            raise CheckFailed(f"verifier {number} has another tokenizer than the model", evidence)
+    _check_prompts(context, await context.groups())
+    await _check_count(context)
+    return f"{len(expected)} facts of the tokenizer, {len(await context.groups())} prompts, and the tokens of a request"
 
 
-def _check_prompts(visit: Visit, groups: list[Group]) -> None:
+def _check_prompts(context: CheckContext, groups: list[Group]) -> None:
     """What stands before the first answer is the prompt as it is written out here."""
-    task, tokenizer = visit.checked.task, tokenizer_of(visit.checked.config)
+    task, tokenizer = context.checked.task, tokenizer_of(context.checked.config)
     if task.speaks_first or task.has_agent or task.parts:
         return
     for group in groups:
-        prompt = encode_prompt(task, tokenizer, visit.patient.stream.by_id(group.prompt_id))
+        prompt = encode_prompt(task, tokenizer, context.actors.stream.by_id(group.prompt_id))
         for rollout in group.rollouts:
-            asked = rollout.tokens[: rollout.turns[0].start]
-            if not np.array_equal(asked, prompt):
-                evidence = f"{group.prompt_id} was asked as {_short(asked.tolist())}, and is {_short(prompt.tolist())}"
-                raise Wrong("a prompt reaches the generator as other tokens than it is written as", evidence)
+            sent = rollout.tokens[: rollout.turns[0].start]
+            if not np.array_equal(sent, prompt):
+                evidence = f"{group.prompt_id} was sent as {_short(sent.tolist())}, and is {_short(prompt.tolist())}"
+                raise CheckFailed("a prompt reaches the generator as other tokens than it is written as", evidence)
 
 
-async def _check_count(visit: Visit) -> None:
-    patient, rollout = visit.patient, (await visit.groups())[0].rollouts[0]
-    asked = rollout.tokens[: rollout.turns[0].start]
-    await patient.meshes.take_statistics()
-    answers = await patient.complete(asked, 4, 1)
-    saw = sum(engine.num_prompt_tokens for engine in await patient.meshes.take_statistics())
-    if saw != len(asked) * len(answers):
-        evidence = f"{len(asked)} tokens were asked, and it saw {saw / len(answers):g}"
-        raise Wrong("the engine puts tokens before a prompt, or drops some", evidence)
+async def _check_count(context: CheckContext) -> None:
+    actors, rollout = context.actors, (await context.groups())[0].rollouts[0]
+    prompt_tokens = rollout.tokens[: rollout.turns[0].start]
+    await actors.meshes.take_statistics()
+    answers = await actors.complete(prompt_tokens, 4, 1)
+    saw = sum(engine.num_prompt_tokens for engine in await actors.meshes.take_statistics())
+    if saw != len(prompt_tokens) * len(answers):
+        evidence = f"{len(prompt_tokens)} tokens were sent, and the engine saw {saw / len(answers):g}"
+        raise CheckFailed("the engine puts tokens before a prompt, or drops some", evidence)
 
 
 def _short(value: object) -> str:
@@ -66,96 +66,98 @@ def _short(value: object) -> str:
 # the mask
 
 
-async def trained_tokens(visit: Visit) -> str:
+async def trained_tokens(context: CheckContext) -> str:
     """The loss has exactly the tokens that the model wrote: in rollouts, in rows, and at the trainer's ranks."""
-    groups = await visit.groups()
+    groups = await context.groups()
     for group in groups:
         for rollout in group.rollouts:
             _check_rollout(rollout)
-    batch = visit.patient.batch(groups)
+    batch = context.actors.batch(groups)
     _check_rows(groups, batch)
-    reading = await visit.reading()
+    reading = await context.reading()
     count = sum(turn.stop - turn.start for group in groups for rollout in group.rollouts for turn in rollout.turns)
     if reading.metrics.num_trained_tokens != count:
         evidence = f"the model wrote {count}, the trainer's loss has {reading.metrics.num_trained_tokens}"
-        raise Wrong("the trainer's loss has not the tokens that the model wrote", evidence)
+        raise CheckFailed("the trainer's loss has not the tokens that the model wrote", evidence)
     others = sum(len(rollout.tokens) for group in groups for rollout in group.rollouts) - count
     return f"{count} tokens of the model's, none of {others} of prompts, templates and tools"
 
 
-def wrote(rollout: Rollout) -> np.ndarray:
-    """Of each token, whether it lies in an answer, as the answers' own places tell: bool [T]."""
-    found = np.zeros(len(rollout.tokens), bool)
+def answer_mask(rollout: Rollout) -> np.ndarray:
+    """Mask of the tokens inside answers: bool [T]."""
+    mask = np.zeros(len(rollout.tokens), bool)
     for turn in rollout.turns:
-        found[turn.start : turn.stop] = True
-    return found
+        mask[turn.start : turn.stop] = True
+    return mask
 
 
 def _check_rollout(rollout: Rollout) -> None:
     if rollout.branches:
         return
     marked = rollout.provenance == Provenance.MODEL
-    if (unlike := np.flatnonzero(marked != wrote(rollout))).size:
+    if (unlike := np.flatnonzero(marked != answer_mask(rollout))).size:
         place = int(unlike[0])
         what = "marked as the model's" if marked[place] else "not marked as the model's"
         evidence = (
             f"token {place} of {rollout.prompt_id} sample {rollout.sample} (id {rollout.tokens[place]}) is {what}"
         )
-        raise Wrong("a rollout's mask is not its answers", evidence)
+        raise CheckFailed("a rollout's mask is not its answers", evidence)
     if (rollout.versions[marked] < 0).any():
         evidence = f"{rollout.prompt_id} sample {rollout.sample}"
-        raise Wrong("a token that counts as the model's has no version of it", evidence)
+        raise CheckFailed("a token that counts as the model's has no version of it", evidence)
 
 
 def _check_rows(groups: list[Group], batch: Batch) -> None:
     """Each trained token stands behind the token that came before it, and every one is trained once."""
     rollouts = {(r.prompt_id, r.sample): r for group in groups for r in group.rollouts}
-    found: dict[tuple[str, int], list[int]] = {key: [] for key in rollouts}
+    targets: dict[tuple[str, int], list[int]] = {key: [] for key in rollouts}
     for row in (row for rows in batch.rows for row in rows):
         offsets = row.branch_offsets
         for (prompt_id, sample, _), begin, end in zip(row.owners, offsets, offsets[1:], strict=False):
             trained = row.weight_S[begin:end] > 0
-            found[prompt_id, sample] += row.target_S[begin:end][trained].tolist()
+            targets[prompt_id, sample] += row.target_S[begin:end][trained].tolist()
     for key, rollout in rollouts.items():
-        if found[key] != rollout.tokens[wrote(rollout)].tolist():
-            wanted = rollout.tokens[wrote(rollout)].tolist()
-            evidence = f"{key[0]} sample {key[1]}: the model wrote {_short(wanted)}, trained are {_short(found[key])}"
-            raise Wrong("the packed rows train other tokens than the model wrote", evidence)
+        if targets[key] != rollout.tokens[answer_mask(rollout)].tolist():
+            expected = rollout.tokens[answer_mask(rollout)].tolist()
+            evidence = (
+                f"{key[0]} sample {key[1]}: the model wrote {_short(expected)}, trained are {_short(targets[key])}"
+            )
+            raise CheckFailed("the packed rows train other tokens than the model wrote", evidence)
 
 
 # agreement
 
 
-async def agreement(visit: Visit) -> str:
-    """At the run's own temperature, under the weights that it begins with."""
-    return compare((await visit.reading()).tokens, visit.limits, "the tokens that were sampled")
+async def agreement(context: CheckContext) -> str:
+    """Agreement of trainer and generator, at the run's temperature, under its first weights."""
+    return compare((await context.reading()).tokens, context.limits, "the tokens that were sampled")
 
 
-async def ends(visit: Visit) -> str:
+async def ends(context: CheckContext) -> str:
     """An answer that ended by itself ends with a stop token, which is trained, and about which both sides agree."""
-    patient, stops = visit.patient, stop_token_ids(visit.patient.path)
+    actors, stops = context.actors, stop_token_ids(context.actors.path)
     if not stops:
-        raise NotLookedAt("the model's directory names no token that ends an answer")
-    for number, known in enumerate(await patient.ask_generators(probes.end_tokens)):
-        if missing := sorted(set(stops) - set(known)):
-            evidence = f"generator {number} stops at {known}; the model's directory names {missing[0]}, too"
-            raise Wrong("an end token does not stop the engine", evidence)
-    first = (await visit.groups())[0].rollouts[0]
+        raise CheckSkipped("the model's directory names no token that ends an answer")
+    for number, engine_stops in enumerate(await actors.ask_generators(probes.end_tokens)):
+        if missing := sorted(set(stops) - set(engine_stops)):
+            evidence = f"generator {number} stops at {engine_stops}; the model's directory names {missing[0]}, too"
+            raise CheckFailed("an end token does not stop the engine", evidence)
+    first = (await context.groups())[0].rollouts[0]
     prompt = first.tokens[: first.turns[0].start]
-    answers = await patient.complete(prompt, _END_SEEDS, _END_TOKENS)
+    answers = await actors.complete(prompt, _END_SEEDS, _END_TOKENS)
     for answer in answers:
         _check_end(answer.tokens, answer.stop_reason, stops, "an engine's answer")
-    for rollout in (r for group in await visit.groups() for r in group.rollouts):
+    for rollout in (r for group in await context.groups() for r in group.rollouts):
         for turn in rollout.turns:
             its = rollout.tokens[turn.start : turn.stop]
             _check_end(its, turn.stop_reason, stops, f"{rollout.prompt_id} sample {rollout.sample}")
     ended = [answer for answer in answers if answer.stop_reason == "stop"]
     if not ended:
-        raise NotLookedAt(f"none of {len(answers)} answers of up to {_END_TOKENS} tokens ended by itself")
+        raise CheckSkipped(f"none of {len(answers)} answers of up to {_END_TOKENS} tokens ended by itself")
     samples = [sample_of(prompt, answer, "doctor/ends", number) for number, answer in enumerate(ended)]
-    reading = await patient.read(patient.batch_of_samples([samples]))
+    reading = await actors.read(actors.batch_of_samples([samples]))
     last = reading.tokens.groupby("sample").tail(1)
-    return f"{compare(last, visit.limits, 'tokens that end an answer')}, {len(ended)} of {len(answers)} answers ended"
+    return f"{compare(last, context.limits, 'tokens that end an answer')}, {len(ended)} of {len(answers)} answers ended"
 
 
 def _check_end(tokens: np.ndarray, reason: str, stops: list[int], whose: str) -> None:
@@ -163,8 +165,8 @@ def _check_end(tokens: np.ndarray, reason: str, stops: list[int], whose: str) ->
         evidence = (
             f"{whose} ended by itself, its last tokens are {tokens[-3:].tolist()}, and those that end are {stops}"
         )
-        raise Wrong("the token that ended an answer is not in it, so nobody learns to end", evidence)
+        raise CheckFailed("the token that ended an answer is not in it, so the end is never trained", evidence)
     if np.isin(tokens[:-1], stops).any():
         place = int(np.flatnonzero(np.isin(tokens[:-1], stops))[0])
         evidence = f"{whose} goes on after token {place}, which is {int(tokens[place])}"
-        raise Wrong("the generator does not stop at a token that ends answers", evidence)
+        raise CheckFailed("the generator does not stop at a token that ends answers", evidence)

@@ -41,7 +41,7 @@ def _checksum(values: torch.Tensor) -> str:
 
 
 def fetched_pieces(engine: "GenerationEngine") -> list[Piece]:
-    """All that this rank has fetched of the version that it uses."""
+    """Fetched pieces of the version in use on this rank."""
     reader = engine.reader
     assert reader is not None, "nothing was fetched yet"
     return [
@@ -60,8 +60,8 @@ def end_tokens(engine: "GenerationEngine") -> list[int]:
 
 @torch.no_grad()
 def unlike_pieces(learner: "Learner", pieces: Sequence[Piece]) -> tuple[int, list[str]]:
-    """How many of these boxes lie in this rank's weights, and the names of those whose values are others."""
-    found, unlike = 0, []
+    """Number of these boxes in this rank's weights, and the names of those with other values."""
+    count, unlike = 0, []
     shards: dict[str, list] = {}
     for shard in learner.shards():
         shards.setdefault(shard.name, []).append(shard)
@@ -72,16 +72,15 @@ def unlike_pieces(learner: "Learner", pieces: Sequence[Piece]) -> tuple[int, lis
                 continue
             part = piece.box.within(outer)
             values = shard.tensor[part] if shard.low_rank is None else shard.merged(part)
-            found += 1
+            count += 1
             if _checksum(values.to(getattr(torch, piece.dtype))) != piece.checksum:
                 unlike.append(piece.name)
-    return found, unlike
+    return count, unlike
 
 
 @torch.no_grad()
 def unlike_files(learner: "Learner", files: Mapping[str, Path]) -> tuple[int, list[str]]:
-    """How many boxes of tensors this rank's weights were compared with, ``files`` by the tensors' names, and the names
-    of those that are others, or that no file has."""
+    """Number of boxes compared with ``files``, by tensor names, and the names of different or missing ones."""
     count, unlike, opened = 0, [], {}
     for shard in learner.shards():
         count += 1
@@ -107,14 +106,14 @@ def policy_digest(learner: "Learner") -> str:
 
 
 def learned_digests(learner: "Learner") -> str:
-    """Of all that an update may change: digests of the weights, with adapters."""
+    """Digests of all trainable weights, adapters included."""
     hasher = xxhash.xxh3_128()
     for _, parameter in learner.weights():
         hasher.update(_local(parameter).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Of all ranks together, which call this at the same time."""
     from torch.distributed.tensor import DTensor
 
@@ -125,7 +124,7 @@ def gradient_sizes(learner: "Learner") -> dict[str, float]:
     """The sum of the gradient's absolute values, of each parameter of this rank's stages, as clipping left it. All
     ranks call this together."""
     return {
-        name: float(_whole(parameter.grad.abs().sum()))
+        name: float(_full_tensor(parameter.grad.abs().sum()))
         for part in learner.model_parts
         for name, parameter in part.named_parameters()
         if parameter.grad is not None
@@ -142,12 +141,12 @@ def keep(learner: "Learner") -> None:
     from titan_rl.trainer.model.optimizer import load_schedule  # generators do without
 
     assert not _KEPT, "what was kept before was not put back"
-    kept = [(p, _local(p).detach().clone()) for _, p in learner.weights() if p.requires_grad]
+    saved = [(p, _local(p).detach().clone()) for _, p in learner.weights() if p.requires_grad]
     schedules = {name: scheduler.state_dict() for name, scheduler in learner.schedulers().items()}
 
     def back() -> None:
         learner.before_update()
-        for parameter, values in kept:
+        for parameter, values in saved:
             _local(parameter).copy_(values)
         for optimizer in learner.optimizers():
             for moment in (m for state in optimizer.state.values() for m in state.values()):
@@ -181,8 +180,8 @@ def unweighed_nan(learner: "Learner", row: "Row") -> list[str]:
     statistics.requires_grad_()
     loss, _ = learner.algorithm.loss(loss_inputs(learner.algorithm, statistics, columns, columns["offsets_N"]))
     [gradient] = torch.autograd.grad(loss, statistics, allow_unused=True) if loss.requires_grad else [None]
-    found = ["loss"] * (not torch.isfinite(loss).item())
-    return found + ["gradient"] * (gradient is not None and not torch.isfinite(gradient).all().item())
+    nan_parts = ["loss"] * (not torch.isfinite(loss).item())
+    return nan_parts + ["gradient"] * (gradient is not None and not torch.isfinite(gradient).all().item())
 
 
 def take_rate(learner: "Learner", rate: float) -> None:
@@ -202,25 +201,25 @@ def forget_gradients(learner: "Learner") -> None:
 def trainable_roles(learner: "Learner") -> list[str]:
     """Roles that never learn, and of which a parameter takes a gradient or is in the optimizer."""
     optimized = {id(p) for one in learner.optimizer.optimizers for group in one.param_groups for p in group["params"]}
-    found = []
+    names = []
     for name, role in learner.roles.items():
         if role.model is learner.policy:  # with its adapters off
             continue
         parameters = [p for part in role.model.parts for p in part.parameters()]
         if any(p.requires_grad or id(p) in optimized for p in parameters):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def other_temperatures(learner: "Learner") -> str:
     """Roles whose log-probabilities are of another temperature than the policy's; empty if there are none."""
     own = learner.policy.temperature
-    told = [f"{name} {r.model.temperature:g}" for name, r in learner.roles.items() if r.model.temperature != own]
-    return f"{', '.join(told)}; the policy {own:g}" if told else ""
+    others = [f"{name} {r.model.temperature:g}" for name, r in learner.roles.items() if r.model.temperature != own]
+    return f"{', '.join(others)}; the policy {own:g}" if others else ""
 
 
 def device_bytes(_: object) -> tuple[int, int]:
-    """What this process holds of its GPU at the most, and what the GPU has; zeros without one."""
+    """Peak GPU bytes of this process, and the GPU's total; zeros without one."""
     if not torch.cuda.is_available():
         return 0, 0
     return torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -230,7 +229,7 @@ def device_bytes(_: object) -> tuple[int, int]:
 
 
 def tokenizer_facts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, object]:
-    """What must be the same wherever text becomes tokens."""
+    """Facts of a tokenizer that all processes must share."""
     facts: dict[str, object] = {f"special {name}": value for name, value in tokenizer.special_tokens_map.items()}
     facts |= {"end of sequence": tokenizer.eos_token_id, "size": len(tokenizer)}
     facts["chat template"] = getattr(tokenizer, "chat_template", None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from titan_rl.diagnostics.doctor.findings import Wrong
+from titan_rl.diagnostics.doctor.findings import CheckFailed
 from titan_rl.records.metrics import agreement_limit
 
 _CUT = 20.0
@@ -44,25 +44,25 @@ def limits(generator_dtype: str, trainer_dtype: str) -> Limits:
 
 
 def difference(tokens: pd.DataFrame) -> np.ndarray:
-    """Generator less trainer, float64 [S]; what is no number is as far off as can be."""
+    """Generator less trainer, float64 [S]; NaN counts as the largest difference."""
     difference_S = tokens["generator"].to_numpy(np.float64) - tokens["trainer"].to_numpy(np.float64)
     return np.clip(np.nan_to_num(difference_S, nan=_CUT, posinf=_CUT, neginf=-_CUT), -_CUT, _CUT)
 
 
 def compare(tokens: pd.DataFrame, allowed: Limits, whose: str) -> str:
-    """What was seen. Errors: Wrong. ``whose``: of which tokens, for the message."""
+    """Summary of the trainer-generator difference. Errors: CheckFailed. ``whose``: of which tokens, for the message."""
     difference_S = difference(tokens)
     mean, lean = float(np.exp(np.abs(difference_S)).mean()), float(difference_S.mean())
     doubt = float(difference_S.std()) / np.sqrt(len(difference_S))
     worst = int(np.abs(difference_S).argmax())
-    seen = f"{len(difference_S)} tokens, mean of exp|difference| {mean:.6f}"
+    stats = f"{len(difference_S)} tokens, mean of exp|difference| {mean:.6f}"
     leans = abs(lean) > allowed.lean + _SURE * doubt
     if mean > allowed.mean or leans or abs(difference_S[worst]) > allowed.token:
         row = tokens.iloc[worst]
-        raise Wrong(
+        raise CheckFailed(
             f"trainer and generator disagree about {whose}",
-            f"{seen} (at most {allowed.mean:g}), the generator's log-probabilities are {lean:+.4f} higher on average; "
+            f"{stats} (at most {allowed.mean:g}), the generator's log-probabilities are {lean:+.4f} higher on average; "
             f"most at token {int(row.place)} of {row.prompt_id} sample {int(row['sample'])} (id {int(row.token)}): "
             f"generator {row.generator:.4f}, trainer {row.trainer:.4f}",
         )
-    return seen
+    return stats

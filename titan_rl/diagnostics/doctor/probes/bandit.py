@@ -14,12 +14,12 @@ import pandas as pd
 
 from titan_rl.config.sections.kinds import MOST_TEMPERATURE
 from titan_rl.data.types import Batch, Group, Provenance, Request, Rollout, Row, Turn
-from titan_rl.diagnostics.doctor.actors_under_test import Patient, Reading
-from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
+from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest, Reading
+from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.probes import actors as probes
 
 if TYPE_CHECKING:
-    from titan_rl.diagnostics.doctor.context import Visit
+    from titan_rl.diagnostics.doctor.context import CheckContext
 
 _ANSWERS, _RIGHT = 4, (0, 2)
 """Of each prompt, and which of them is right."""
@@ -37,55 +37,58 @@ class Bandit:
     prompt: np.ndarray
     """Tokens of the first one."""
 
-    async def move(self, patient: Patient, gain: float = _MOVES) -> Reading:
+    async def move(self, actors: ActorsUnderTest, gain: float = _MOVES) -> Reading:
         """An update by the run's own loss and optimizer; the reading before it. ``gain``: what it is to take off the
-        loss, of the sum of weights times advantages. Errors: Wrong; NotLookedAt.
+        loss, of the sum of weights times advantages. Errors: CheckFailed; CheckSkipped.
 
         The first AdamW step of a rate takes the rate times the sum of the gradient's absolute values off the loss. That
         is the whole gradient's, of all ranks, and before it was clipped to ``training.max_norm``."""
-        reading = await patient.read(self.batch)
+        reading = await actors.read(self.batch)
         sizes: dict[str, float] = {}
-        for rank in await patient.ask_trainer(probes.gradient_sizes):
+        for rank in await actors.ask_trainer(probes.gradient_sizes):
             sizes |= rank
-        max_norm = patient.checked.titan.training.max_norm
+        max_norm = actors.checked.titan.training.max_norm
         clipped = max(reading.metrics.grad_norm / max_norm, 1.0) if max_norm > 0 else 1.0
         slope = sum(sizes.values()) * clipped
         if not slope and self.batch.has_signal:
-            raise Wrong(
+            raise CheckFailed(
                 "answers with other rewards than their group give no gradient", f"{self.batch.num_tokens} tokens"
             )
         if not slope:
-            raise NotLookedAt("the loss of this algorithm has no gradient on answers to its own prompts")
+            raise CheckSkipped("the loss of this algorithm has no gradient on answers to its own prompts")
         rows = [row for rows in self.batch.rows for row in rows]
         size = sum(float(np.abs(row.weight_S * row.advantage_S).sum()) for row in rows) or 1.0
-        await patient.ask_trainer(partial(probes.take_rate, rate=gain * size / slope))
-        await patient.update()
+        await actors.ask_trainer(partial(probes.take_rate, rate=gain * size / slope))
+        await actors.update()
         return reading
 
 
-async def make_bandit(patient: Patient, groups: list[Group]) -> Bandit:
-    """Errors: NotLookedAt if the model has not enough different things to say."""
+async def make_bandit(actors: ActorsUnderTest, groups: list[Group]) -> Bandit:
+    """Bandit batch with a known right answer.
+
+    Errors: CheckSkipped if the model has not enough different things to say.
+    """
     prompts = [rollout.tokens[: rollout.turns[0].start] for rollout in (group.rollouts[0] for group in groups[:2])]
     prompts = [prompts[0], prompts[-1] if len(prompts) > 1 else prompts[0]]
-    tokens, made = await _tokens(patient, prompts[0]), []
+    tokens, bandit_groups = await _tokens(actors, prompts[0]), []
     for number, (prompt, right) in enumerate(zip(prompts, _RIGHT, strict=True)):
         words = tokens[number * _ANSWERS : (number + 1) * _ANSWERS]
-        made.append(Group(f"doctor/bandit{number}", _rollouts(f"doctor/bandit{number}", prompt, words, right)))
-    first = await patient.read(patient.batch(made))
-    batch = _with_ratio_of_one(patient.batch(made), first)
-    moves = not patient.checked.algorithm.is_still_without_advantage
+        bandit_groups.append(Group(f"doctor/bandit{number}", _rollouts(f"doctor/bandit{number}", prompt, words, right)))
+    first = await actors.read(actors.batch(bandit_groups))
+    batch = _with_ratio_of_one(actors.batch(bandit_groups), first)
+    moves = not actors.checked.algorithm.is_still_without_advantage
     return Bandit(replace(batch, has_signal=batch.has_signal or moves), prompts[0])
 
 
-async def _tokens(patient: Patient, prompt: np.ndarray) -> list[int]:
-    found: dict[int, None] = {}
+async def _tokens(actors: ActorsUnderTest, prompt: np.ndarray) -> list[int]:
+    distinct: dict[int, None] = {}
     for heat in _HEATS:
         seeds = list(range(1, _SEEDS + 1))
-        answers = await patient.meshes.dispatcher.complete(Request(prompt, seeds, 1, heat))
-        found |= dict.fromkeys(int(answer.tokens[0]) for answer in answers if len(answer.tokens))
-        if len(found) >= 2 * _ANSWERS:
-            return list(found)[: 2 * _ANSWERS]
-    raise NotLookedAt(f"the model has only {len(found)} different tokens to begin an answer with")
+        answers = await actors.meshes.dispatcher.complete(Request(prompt, seeds, 1, heat))
+        distinct |= dict.fromkeys(int(answer.tokens[0]) for answer in answers if len(answer.tokens))
+        if len(distinct) >= 2 * _ANSWERS:
+            return list(distinct)[: 2 * _ANSWERS]
+    raise CheckSkipped(f"the model has only {len(distinct)} different tokens to begin an answer with")
 
 
 def _rollouts(prompt_id: str, prompt: np.ndarray, words: list[int], right: int) -> list[Rollout]:
@@ -112,36 +115,36 @@ def _rollout(prompt_id: str, number: int, prompt: np.ndarray, word: int, reward:
 def _with_ratio_of_one(batch: Batch, reading: Reading) -> Batch:
     """The same rows, sampled as the trainer has it, so that no ratio is clipped."""
     columns = (reading.tokens[name].tolist() for name in ("prompt_id", "sample", "trainer"))
-    said = {(prompt_id, sample): trainer for prompt_id, sample, trainer in zip(*columns, strict=True)}
+    logprobs = {(prompt_id, sample): trainer for prompt_id, sample, trainer in zip(*columns, strict=True)}
 
     def sampled(row: Row) -> Row:
-        owners = [said[prompt_id, sample] for prompt_id, sample, count in row.owners for _ in range(count)]
+        owners = [logprobs[prompt_id, sample] for prompt_id, sample, count in row.owners for _ in range(count)]
         return replace(row, logprob_S=np.asarray(owners, np.float32)) if owners else row
 
     return replace(batch, rows=[[sampled(row) for row in rows] for rows in batch.rows])
 
 
 def gains(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, np.ndarray]:
-    """By prompt, of each of its answers by number, what it gained in log-probability."""
+    """Gain in log-probability of each answer, by prompt."""
     both = before.merge(after, on=["prompt_id", "sample"], suffixes=("", "_after")).sort_values("sample")
     return {str(name): (its.trainer_after - its.trainer).to_numpy() for name, its in both.groupby("prompt_id")}
 
 
-async def advantages(visit: "Visit") -> str:
-    """After one update by the run's own loss and optimizer, the right answer gained, and most."""
-    patient, bandit = visit.patient, await visit.bandit()
+async def advantages(context: "CheckContext") -> str:
+    """Gain of the right answer after one update by the run's own loss and optimizer."""
+    actors, bandit = context.actors, await context.bandit()
     if not bandit.batch.has_signal:
-        raise NotLookedAt(f"{visit.checked.config.algorithm.name} makes no advantages of rewards")
-    async with patient.taken_back():
-        before = await bandit.move(patient)
-        gained, told = gains(before.tokens, (await patient.read(bandit.batch)).tokens), []
+        raise CheckSkipped(f"{context.checked.config.algorithm.name} makes no advantages of rewards")
+    async with actors.rolled_back():
+        before = await bandit.move(actors)
+        gained, lines = gains(before.tokens, (await actors.read(bandit.batch)).tokens), []
     for (prompt_id, gain_N), right in zip(sorted(gained.items()), _RIGHT, strict=True):
         others, best = np.delete(gain_N, right).mean(), int(gain_N.argmax())
-        told.append(f"a right answer gained {gain_N[right]:+.3f}, the others {others:+.3f}")
+        lines.append(f"a right answer gained {gain_N[right]:+.3f}, the others {others:+.3f}")
         if best != right or gain_N[right] <= max(others, 0.0):
             evidence = (
                 f"{prompt_id}: of answers 0 to {len(gain_N) - 1}, number {right} was right and gained "
                 f"{gain_N[right]:+.4f} in log-probability, number {best} gained {gain_N[best]:+.4f}"
             )
-            raise Wrong("an update raises another answer than the one that was rewarded", evidence)
-    return "; ".join(told)
+            raise CheckFailed("an update raises another answer than the one that was rewarded", evidence)
+    return "; ".join(lines)

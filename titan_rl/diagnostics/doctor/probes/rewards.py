@@ -22,7 +22,7 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import TASKS_OF_OTHERS
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.data.types import Prompt
-from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
+from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.rollout.demonstrations import worked_answers
@@ -47,7 +47,7 @@ CONSTANTS = ("0", "1", "-1", "nan", "True", "yes", "[]", "{}")
 
 @dataclass(frozen=True)
 class Earned:
-    """Of each kind of answer, what it earned at each prompt where it is not the right one by chance; by kind."""
+    """Rewards by kind of answer at each prompt where it is not the right one by chance."""
 
     by_kind: dict[str, list[float]]
     shown: dict[str, str]
@@ -56,6 +56,7 @@ class Earned:
     """That the slowest batch of right answers took to score."""
 
     def mean(self, kind: str) -> float:
+        """Mean reward of a kind over all prompts."""
         return float(np.mean(self.by_kind[kind]))
 
     @property
@@ -64,31 +65,35 @@ class Earned:
         return [self.mean(kind) for kind in self.by_kind if kind != "right"]
 
     @property
-    def tells_apart(self) -> bool:
+    def has_signal(self) -> bool:
         """Whether a right answer earns more than some other."""
         return self.mean("right") > min(self.others, default=0.0)
 
     def share(self, kind: str) -> float:
+        """Mean reward of a kind between the lowest kind (0) and right answers (1)."""
         floor = min(map(self.mean, self.by_kind))
         room = self.mean("right") - floor
         return (self.mean(kind) - floor) / room if room > 0 else 0.0
 
 
 async def probe_rewards(checked: Checked) -> Earned:
-    """Errors: NotLookedAt where no answer can be made up; Wrong if right answers cannot be scored."""
+    """Rewards of right and of worthless answers.
+
+    Errors: CheckSkipped where no answer can be made up; CheckFailed if right answers cannot be scored.
+    """
     config = checked.config
     _check_probed(checked)
     prompts = list(islice(PromptStream(checked.task, config.run.seed), _PROMPTS))
     try:
         right = [worked_answers(task_of(checked.task, prompt), prompt) for prompt in prompts]
     except ConfigError as error:
-        raise NotLookedAt(f"the task shows no right answer: {error}") from None
+        raise CheckSkipped(f"the task shows no right answer: {error}") from None
     verifier = config.verifier
     scorer = Scorer(config.task, config.run.plugin_path, verifier.score_timeout, verifier.scoring_workers)
     await scorer.start()
     try:
         earned = await _earned(checked, scorer, prompts, right)
-        if config.task.scores_itself or len(right[0]) > 1 or earned.tells_apart:
+        if config.task.scores_itself or len(right[0]) > 1 or earned.has_signal:
             return earned
         return await _formed(checked, scorer, prompts, right, earned)
     finally:
@@ -98,13 +103,13 @@ async def probe_rewards(checked: Checked) -> Earned:
 def _check_probed(checked: Checked) -> None:
     config = checked.config
     if config.data.file:
-        raise NotLookedAt("a run on data.file has no reward")
+        raise CheckSkipped("a run on data.file has no reward")
     if config.reward_model.path:
-        raise NotLookedAt("a reward model rewards: its answers are looked at by eval.grader and the alarms")
+        raise CheckSkipped("a reward model rewards: its answers are looked at by eval.grader and the alarms")
     if any(task.name in TASKS_OF_OTHERS for task in all_tasks(config.task).values()):
-        raise NotLookedAt("the task is played in an environment of others, which rewards")
+        raise CheckSkipped("the task is played in an environment of others, which rewards")
     if any(part.has_agent for part in parts_of(checked.task)):
-        raise NotLookedAt("agents of the task's own drive the model")
+        raise CheckSkipped("agents of the task's own drive the model")
 
 
 async def _earned(checked: Checked, scorer: Scorer, prompts: list[Prompt], right: list[list[str]]) -> Earned:
@@ -126,7 +131,7 @@ async def _earned(checked: Checked, scorer: Scorer, prompts: list[Prompt], right
 async def _formed(
     checked: Checked, scorer: Scorer, prompts: list[Prompt], right: list[list[str]], bare: Earned
 ) -> Earned:
-    """The same with right answers in a form that pays, where they earn nothing as they are. Errors: NotLookedAt where
+    """The same with right answers in a form that pays, where they earn nothing as they are. Errors: CheckSkipped where
     nothing that was tried earns anything."""
     play = _Play(checked, scorer)
     for form in FORMS:
@@ -135,37 +140,36 @@ async def _formed(
         if np.mean(paid) > max(bare.others, default=0.0):
             return await _earned(checked, scorer, prompts, formed)
     if max(bare.others) == min(bare.others) == bare.mean("right") <= 0:
-        said = f"every answer that was tried earns {bare.mean('right'):g}, the rows' own in {len(FORMS)} forms, too"
-        raise NotLookedAt(f"{said}: see by hand what the reward pays for")
+        summary = f"every answer that was tried earns {bare.mean('right'):g}, the rows' own in {len(FORMS)} forms, too"
+        raise CheckSkipped(f"{summary}: see by hand what the reward pays for")
     return bare
 
 
 def _answers(task: Task, prompt: Prompt, right: list[list[str]], number: int) -> Iterator[tuple[str, list[str]]]:
     """Kinds and answers, one for each turn."""
     chance = random.Random(f"doctor {number}")
-    mine, others = right[number][-1], [answers for answers in right if answers[-1].strip() != right[number][-1].strip()]
+    own, others = right[number][-1], [answers for answers in right if answers[-1].strip() != right[number][-1].strip()]
     yield "right", right[number]
     if others:
         yield "form", others[number % len(others)]
         wrong = list(dict.fromkeys(each[-1] for each in others))
         wrong *= 2 if len(wrong) == 1 else 1
         for place in (0, 1, len(wrong)):  # who reads one of them alone pays for one in three
-            yield "guesses", [", ".join([*wrong[:place], mine, *wrong[place:]])]
+            yield "guesses", [", ".join([*wrong[:place], own, *wrong[place:]])]
     yield "empty", [""]
     for constant in CONSTANTS:
         yield f"constant {constant!r}", [constant]
-    letters = [mine[:1]] * (len(mine.strip()) > 1) + [each[-1][:1] for each in others]
+    letters = [own[:1]] * (len(own.strip()) > 1) + [each[-1][:1] for each in others]
     yield "repeated", [" ".join([next(filter(str.strip, letters), "a")] * 40)]
     yield "random", ["".join(chance.choice("abcdefghij klmnop.,;") for _ in range(40))]
-    asked = task_of(task, prompt).messages(prompt)
-    text = asked if isinstance(asked, str) else asked[-1]["content"]
+    question = task_of(task, prompt).messages(prompt)
+    text = question if isinstance(question, str) else question[-1]["content"]
     for kind, echo in zip(ECHOES, (text, text.splitlines()[-1], text.split()[-1]), strict=True):
         yield kind, [echo]
 
 
 class _Play:
-    """Plays given answers through the task's environment, and has them scored. Errors: Wrong for a right answer that
-    cannot be scored."""
+    """Episode with scripted answers, scored. Errors: CheckFailed for a right answer that cannot be scored."""
 
     def __init__(self, checked: Checked, scorer: Scorer) -> None:
         self.task, self.scorer, self.patience = checked.task, scorer, checked.config.verifier.step_timeout
@@ -173,11 +177,11 @@ class _Play:
         self.seconds = 0.0
 
     async def __call__(self, prompt: Prompt, answers: list[str], *, is_right: bool) -> float:
-        said, paid = await self._turns(prompt, answers)
-        [score], seconds = await self.scorer.score(prompt, [said])
+        played, paid = await self._turns(prompt, answers)
+        [score], seconds = await self.scorer.score(prompt, [played])
         if score.status != "ok":
             if is_right:
-                raise Wrong("a right answer cannot be scored", f"{prompt.id}: {score.status}: {score.message}")
+                raise CheckFailed("a right answer cannot be scored", f"{prompt.id}: {score.status}: {score.message}")
             return 0.0
         if is_right:
             self.seconds = max(self.seconds, seconds)
@@ -186,16 +190,16 @@ class _Play:
     async def _turns(self, prompt: Prompt, answers: list[str]) -> tuple[list[str], float]:
         """What was said before the episode was over, the last answer again and again, and what the environment paid."""
         task = task_of(self.task, prompt)
-        environment, said, paid = task.environment(prompt), [], 0.0
+        environment, played, paid = task.environment(prompt), [], 0.0
         async with task.sessions or nullcontext():
             try:
                 await within(self.patience, f"a reset for {prompt.id}", environment.reset())
-                while len(said) < max(self.most, len(answers)):
-                    said.append(answers[min(len(said), len(answers) - 1)])
-                    reply = await within(self.patience, f"a reply to {prompt.id}", environment.step(said[-1]))
+                while len(played) < max(self.most, len(answers)):
+                    played.append(answers[min(len(played), len(answers) - 1)])
+                    reply = await within(self.patience, f"a reply to {prompt.id}", environment.step(played[-1]))
                     paid += reply.reward or 0.0
                     if not reply.messages:
                         break
             finally:
                 await environment.close()
-        return said, paid
+        return played, paid

@@ -43,7 +43,7 @@ class Actor:
 
 
 def state_of(run_dir: RunDir) -> tuple[str, str]:
-    """``active`` or ``ended``, and what it does, or how it ended."""
+    """State of a run, ``active`` or ``ended``, and its phase, or how it ended."""
     if run_dir.is_in_use():
         with suppress(OSError, ValueError):
             step, _, phase = read_text(run_dir.phase).strip().partition(" ")
@@ -56,8 +56,8 @@ def state_of(run_dir: RunDir) -> tuple[str, str]:
 
 
 def account_of(run_dir: RunDir) -> list[tuple[str, int]]:
-    """What became of the samples: trained, pending, and discarded by reason; first how many were issued. Nothing where
-    there is no ledger."""
+    """Account of the samples: issued first, then trained, pending, and discarded by reason. Nothing where there is no
+    ledger."""
     try:
         account = read(run_dir.ledger, read_account)
     except UnreadableLedger:
@@ -67,7 +67,7 @@ def account_of(run_dir: RunDir) -> list[tuple[str, int]]:
 
 
 def plain_events(run_dir: RunDir) -> list[dict[str, Any]]:
-    """Those that have a time and a kind, the last few hundred."""
+    """Last few hundred events with a time and a kind."""
     events = read_events(run_dir.root)
     return [e for e in events if isinstance(e.get("time"), int | float) and isinstance(e.get("kind"), str)][-_MOST:]
 
@@ -75,23 +75,23 @@ def plain_events(run_dir: RunDir) -> list[dict[str, Any]]:
 def faults_of(events: Iterable[dict[str, Any]]) -> list[Fault]:
     """Deaths and what replaced the dead, samples that could not be scored, prompts that were given up, the newest
     first."""
-    events, found = list(events), []
+    events, faults = list(events), []
     for place, event in enumerate(events):
         match event["kind"]:
             case "died":
                 what = f"{event.get('name')} died"
-                found.append(Fault(event["time"], what, str(event.get("why", "")), _mend(event, events[place + 1 :])))
+                faults.append(Fault(event["time"], what, str(event.get("why", "")), _mend(event, events[place + 1 :])))
             case "score_failed":
                 what = f"{event.get('prompt')} sample {event.get('sample')} was not scored"
-                found.append(Fault(event["time"], what, str(event.get("why", "")), "not trained on"))
+                faults.append(Fault(event["time"], what, str(event.get("why", "")), "not trained on"))
             case "poison":
                 what = f"{event.get('prompt')} was given up after {event.get('faults')} faults"
-                found.append(Fault(event["time"], what, str(event.get("why", "")), "discarded"))
+                faults.append(Fault(event["time"], what, str(event.get("why", "")), "discarded"))
             case "straggler":
                 what = f"{event.get('name')} is slow at step {event.get('step')}"
                 why = f"{_number(event.get('ratio')):.1f} times its peers' median"
-                found.append(Fault(event["time"], what, why, ""))
-    return found[::-1]
+                faults.append(Fault(event["time"], what, why, ""))
+    return faults[::-1]
 
 
 def _mend(died: dict[str, Any], later: list[dict[str, Any]]) -> str:
@@ -116,7 +116,7 @@ def _replica(name: str) -> str:
 
 
 def actors_of(run_dir: RunDir, events: Iterable[dict[str, Any]]) -> list[Actor]:
-    """Those that live, as they are now, and those that the run had."""
+    """Live actors as they are now, and earlier actors of the run."""
     pids: dict[str, int] = {}
     if run_dir.is_in_use():
         with suppress(OSError, ValueError, AttributeError):
@@ -139,7 +139,7 @@ def _actor(name: str, pid: int | None, starts: int, deaths: int) -> Actor:
 
 
 def alarms_of(records: list[dict[str, float]], events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As the run raised them: name, first step, whether it stands, and in words."""
+    """Alarms of the run: name, first step, whether it stands, and in words."""
     last = next((record for record in reversed(records) if any(f"alarm_{name}" in record for name in NAMES)), {})
     raised = [event for event in events if event["kind"] == "alarm"]
     newest = {event.get("name"): place for place, event in enumerate(raised)}

@@ -52,7 +52,7 @@ Stamp = tuple[int, int] | None
 
 @dataclass(frozen=True)
 class Page:
-    """What is shown of a selection."""
+    """Page of a selection."""
 
     rows: list[dict[str, Any]]
     count: int
@@ -84,7 +84,7 @@ class RolloutIndex:
         """Whether all files of the beginning are in it."""
 
     def refresh(self) -> bool:
-        """Whether anything is new."""
+        """Index new files. Returns whether anything is new."""
         if not self._refreshing.acquire(blocking=False):
             return False
         try:
@@ -101,15 +101,15 @@ class RolloutIndex:
     def _changed(self) -> list[int]:
         """Steps whose files are new, or others than before."""
         steps = sorted(filter(None, (step_of(path.stem) for path in self.run_dir.rollouts.glob("step-*.parquet"))))
-        found, is_active = [], self.run_dir.is_in_use()
+        changed, is_active = [], self.run_dir.is_in_use()
         for step in steps:
             rollouts, trained = (_stamp(path) for path in self._paths(step))
             if rollouts is None or (trained is None and step == steps[-1] and is_active):
                 continue  # it is being trained
             if self._seen.get(step) != (rollouts, trained):
                 self._seen[step] = (rollouts, trained)
-                found.append(step)
-        return found
+                changed.append(step)
+        return changed
 
     def _paths(self, step: int) -> tuple[Path, Path]:
         name = f"{step_name(step)}.parquet"
@@ -143,14 +143,14 @@ class RolloutIndex:
         there = {row[0] for row in cursor.execute(f"describe select * from {_parquet(files)}").fetchall()}
         parts = [sql if _NEEDS.get(name, name) in there else _WITHOUT.get(name, "null") for name, sql in _PARTS.items()]
         own = ", ".join(f"{sql} as {name}" for name, sql in zip(_PARTS, parts, strict=True))
-        told = "select null::integer as step, '' as prompt_id, 0 as sample, null::double as d, null::double as a"
+        of_trained = "select null::integer as step, '' as prompt_id, 0 as sample, null::double as d, null::double as a"
         if trained:
-            told = f"select {_STEP} as step, prompt_id, sample, disagreement as d, advantage as a from "
-            told += _parquet(trained)
+            of_trained = f"select {_STEP} as step, prompt_id, sample, disagreement as d, advantage as a from "
+            of_trained += _parquet(trained)
         cursor.execute(
             f"insert into rollouts select o.*, t.d, t.a from (select step, {own} from "
             f"(select *, {_STEP} as step from {_parquet(files)})) o "
-            f"left join ({told}) t on o.step = t.step and o.prompt_id = t.prompt_id and o.sample = t.sample"
+            f"left join ({of_trained}) t on o.step = t.step and o.prompt_id = t.prompt_id and o.sample = t.sample"
         )
 
     def _take_reasons(self) -> bool:
@@ -161,16 +161,16 @@ class RolloutIndex:
             return False
         query = "select prompt_id, sample, reason from samples where reason is not null and step is not null"
         try:
-            found = read(path, lambda connection: connection.execute(query).fetchall())
+            rows = read(path, lambda connection: connection.execute(query).fetchall())
         except UnreadableLedger:
             return False
         self._ledger_seen = stamp
-        names, samples, whys = ([str(row[n]) if n != 1 else int(row[n]) for row in found] for n in range(3))
+        names, samples, whys = ([str(row[n]) if n != 1 else int(row[n]) for row in rows] for n in range(3))
         table = pa.table({"p": pa.array(names, pa.string()), "s": pa.array(samples, pa.int32()), "w": whys or []})
         cursor = self._db.cursor()
         cursor.begin()
         cursor.execute("delete from reasons")
-        if found:
+        if rows:
             cursor.register("found_reasons", table)
             cursor.execute("insert into reasons select p, s, w from found_reasons")
         cursor.commit()
@@ -179,7 +179,7 @@ class RolloutIndex:
     # asking
 
     def page(self, selection: Selection, first: int, count: int) -> Page:
-        """``count`` rows of a selection from the ``first`` on. A group is in it as a whole if a rollout of it is."""
+        """Page of a selection: ``count`` rows from the ``first`` on. Groups with a matching rollout are whole."""
         where, values = selection.where()
         cursor = self._db.cursor()
         source = f"from rollouts left join reasons using (prompt_id, sample) where {where}"
@@ -195,7 +195,7 @@ class RolloutIndex:
         return Page(_rows(cursor.execute(query, [*values, count, first])), total, reward, length)
 
     def group(self, step: int, prompt_id: str) -> list[dict[str, Any]]:
-        """All answers to a prompt in a step, the best first, each as far as it is searched."""
+        """Answers to a prompt in a step, the best first, with the indexed fields."""
         columns = ", ".join(f"{sql} as {name}" for name, sql in (COLUMNS | _WHOLE).items())
         query = (
             f"select {columns} from rollouts left join reasons using (prompt_id, sample) "
@@ -204,7 +204,7 @@ class RolloutIndex:
         return _rows(self._db.cursor().execute(query, [step, prompt_id]))
 
     def choices(self, name: str) -> list[str]:
-        """What there is of ``status``, ``task`` or ``why``."""
+        """Distinct values of ``status``, ``task`` or ``why``."""
         assert name in ("status", "task", "why")
         source = "reasons" if name == "why" else "rollouts"
         rows = self._db.cursor().execute(

@@ -63,8 +63,8 @@ class Selection:
         """A condition, and its values. Errors: KeyError for a name that is not a column."""
         terms: list[tuple[str, list[Any]]] = []
         if self.text:
-            found = " or ".join(f"contains(lower({name}), lower(?))" for name in ("text", "question", "prompt_id"))
-            terms.append((f"({found})", [self.text] * 3))
+            matches = " or ".join(f"contains(lower({name}), lower(?))" for name in ("text", "question", "prompt_id"))
+            terms.append((f"({matches})", [self.text] * 3))
         for name, (least, most) in self.ranges.items():
             if name not in RANGES:
                 raise KeyError(name)
@@ -82,7 +82,7 @@ class Selection:
         return GROUP_COLUMNS if self.by_group else COLUMNS
 
     def order(self) -> str:
-        """Of ``columns``. Errors: KeyError."""
+        """Order clause of ``columns``. Errors: KeyError."""
         way, column = "desc" if self.descending else "asc", self.columns[self.sort]
         if self.by_group:
             return f"{column} {way} nulls last, step desc, prompt_id"
@@ -90,23 +90,23 @@ class Selection:
         return f"{column} {way} nulls last, {ties}step desc, prompt_id, sample"
 
     def as_query(self) -> dict[str, str]:
-        """What is not as in a new one, as parameters of an address."""
-        found = {name: getattr(self, name) for name in ("text", "status", "task", "outcome") if getattr(self, name)}
+        """Query parameters of all fields that differ from the defaults."""
+        query = {name: getattr(self, name) for name in ("text", "status", "task", "outcome") if getattr(self, name)}
         for name, ends in self.ranges.items():
-            found |= {
+            query |= {
                 f"{what}_{name}": f"{end:g}"
                 for what, end in zip(("least", "most"), ends, strict=True)
                 if end is not None
             }
         if (self.sort, self.descending) != ("step", True):
-            found["sort"] = f"{'-' if self.descending else ''}{self.sort}"
-        return found | ({"groups": "1"} if self.by_group else {})
+            query["sort"] = f"{'-' if self.descending else ''}{self.sort}"
+        return query | ({"groups": "1"} if self.by_group else {})
 
 
 def selection_of(query: Mapping[str, str]) -> Selection:
-    """The one with these parameters; what is none of ours, or no number, is passed over."""
+    """Selection of these query parameters; unknown ones, and values that are no numbers, are ignored."""
     ends = {name: (_number(query.get(f"least_{name}")), _number(query.get(f"most_{name}"))) for name in RANGES}
-    found = Selection(
+    selection = Selection(
         text=query.get("text", ""),
         ranges={name: its for name, its in ends.items() if its != (None, None)},
         status=query.get("status", ""),
@@ -115,13 +115,13 @@ def selection_of(query: Mapping[str, str]) -> Selection:
         by_group=query.get("groups") == "1",
     )
     sort = query.get("sort", "-step")
-    if (column := sort.removeprefix("-")) in found.columns:
-        return replace(found, sort=column, descending=sort.startswith("-"))
-    return found
+    if (column := sort.removeprefix("-")) in selection.columns:
+        return replace(selection, sort=column, descending=sort.startswith("-"))
+    return selection
 
 
 def whole_number(query: Mapping[str, str], name: str) -> int | None:
-    """What a parameter says; None for what is no number, or has more digits than one of ours."""
+    """Integer of a parameter; None for anything else, or for too many digits."""
     text = query.get(name, "")
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 

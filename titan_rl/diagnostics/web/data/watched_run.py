@@ -20,7 +20,7 @@ from titan_rl.records.steps.trained import read_trained
 
 
 class Watched:
-    """Nothing of it is written."""
+    """Read-only run on the page."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self.run_dir, self.name = run_dir, run_dir.root.resolve().name
@@ -29,7 +29,7 @@ class Watched:
         self.index = RolloutIndex(run_dir)
 
     def records(self) -> list[dict[str, float]]:
-        """Of all steps, as they are now."""
+        """Current records of all steps."""
         with self._reading:
             return self._metrics.records_after(-1)
 
@@ -48,9 +48,9 @@ class Watched:
 
     def tokens(self, step: int, prompt_id: str, sample: int) -> tuple[Group, Tokens] | None:
         """A rollout with its prompt; None if it is not there any more. Errors: RolloutsError."""
-        if (found := read_rollout(self.run_dir.rollouts, step, prompt_id, sample)) is None:
+        if (record := read_rollout(self.run_dir.rollouts, step, prompt_id, sample)) is None:
             return None
-        group, rollout = found
+        group, rollout = record
         trained = None
         with suppress(OSError, pa.ArrowException, RefusedFile):
             trained = read_trained(self.run_dir.trained, step, prompt_id, sample)
@@ -63,7 +63,7 @@ class Watched:
 
 
 def watched(root: Path) -> Watched:
-    """Errors: ConfigError where no run is, and those of ``existing_run_dir``."""
+    """Watched runs of these directories. Errors: ConfigError where no run is, and those of ``existing_run_dir``."""
     run_dir = existing_run_dir(root)
     if not run_dir.config.is_file():
         raise ConfigError(f"{root} is no run: give a run directory, such as runs/quickstart-<date>-<time>")

@@ -29,7 +29,7 @@ _FEW_LANES, _MOST_LANES = 4, 64
 
 
 def window(spans: Sequence[ActorSpan]) -> tuple[float, float]:
-    """From when to when, Unix seconds: what the controller did of it, to the end of all."""
+    """Window of a step in Unix seconds: from the controller's first span to the end of all."""
     own = [span for span in spans if span.actor == "controller"] or list(spans)
     return min(span.begin for span in own), max(span.begin + span.seconds for span in spans)
 
@@ -46,7 +46,7 @@ def busy_share(spans: Iterable[ActorSpan], begin: float, end: float) -> float:
 
 
 def draw(spans: Sequence[ActorSpan]) -> str:
-    """Of one step or a few that follow each other; empty without spans."""
+    """Timeline of one or more consecutive steps; empty without spans."""
     if not spans:
         return ""
     begin, end = window(spans)
@@ -55,7 +55,7 @@ def draw(spans: Sequence[ActorSpan]) -> str:
 
 
 def _axis(seconds: float) -> str:
-    marks = (f'<span style="left:{25 * n}%">{_told(seconds * n / 4)}</span>' for n in range(5))
+    marks = (f'<span style="left:{25 * n}%">{_seconds(seconds * n / 4)}</span>' for n in range(5))
     return f'<div class="tl-row tl-axis"><div></div><div class="tl-track">{"".join(marks)}</div><div>busy</div></div>'
 
 
@@ -73,14 +73,14 @@ def _row(actor: str, own: list[ActorSpan], begin: float, end: float) -> str:
 
 
 def _box(span: ActorSpan, lane: int, height: int, begin: float, end: float) -> str:
-    whole = max(end - begin, 1e-9)
-    left = max(span.begin - begin, 0.0) / whole
-    width = max(min(span.begin + span.seconds, end) - max(span.begin, begin), 0.0) / whole
+    duration = max(end - begin, 1e-9)
+    left = max(span.begin - begin, 0.0) / duration
+    width = max(min(span.begin + span.seconds, end) - max(span.begin, begin), 0.0) / duration
     kind = _KINDS.get(span.name, "other")
-    told = f"{span.name}: {_told(span.seconds)}, from {_told(span.begin - begin)} on"
+    title = f"{span.name}: {_seconds(span.seconds)}, from {_seconds(span.begin - begin)} on"
     text = escape(span.name) if height >= 16 and width > 0.08 else ""
     style = f"left:{100 * left:.3f}%;width:{100 * width:.3f}%;top:{2 + lane * height}px;height:{height - 1}px"
-    return f'<i class="tl-{kind}" style="{style}" title="{escape(told, quote=True)}">{text}</i>'
+    return f'<i class="tl-{kind}" style="{style}" title="{escape(title, quote=True)}">{text}</i>'
 
 
 def _legend(spans: Iterable[ActorSpan]) -> str:
@@ -91,5 +91,5 @@ def _legend(spans: Iterable[ActorSpan]) -> str:
     return f'<div class="tl-legend">{"".join(items)}<b><i class="tl-gap"></i>nothing: a bubble</b></div>'
 
 
-def _told(seconds: float) -> str:
+def _seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{1000 * seconds:.0f} ms"

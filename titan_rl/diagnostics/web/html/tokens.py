@@ -25,7 +25,7 @@ _FULL = {"disagreement": 0.1, "logprob": 5.0}
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known of each token of a rollout."""
+    """Tokens of a rollout with their recorded values."""
 
     rollout: Rollout
     pieces_T: list[str]
@@ -55,7 +55,7 @@ class Tokens:
     # drawing
 
     def html(self, by: str, first: int = 0) -> str:
-        """``by``: one of COLOURS; at most MOST_TOKENS from the ``first`` on."""
+        """Tokens as HTML. ``by``: one of COLOURS; at most MOST_TOKENS from the ``first`` on."""
         last = min(first + MOST_TOKENS, len(self.pieces_T))
         view = TokenView(self.rollout, self.pieces_T)
         return f'<div class="tok">{"".join(self._span(view, place, by) for place in range(first, last))}</div>'
@@ -104,13 +104,13 @@ class Tokens:
 
 def legend(by: str) -> str:
     if by == "provenance":
-        told = {
+        labels = {
             "model": "the model: trained on",
             "template": "template and prompt",
             "tool": "a tool, or the environment",
         }
-        told["repeated"] = "the model, in an earlier branch"
-        return "".join(f'<span class="tok-{name}">{text}</span>' for name, text in told.items())
+        labels["repeated"] = "the model, in an earlier branch"
+        return "".join(f'<span class="tok-{name}">{text}</span>' for name, text in labels.items())
     return {
         "disagreement": f"red: trainer and generator differ; full at {_FULL['disagreement']} nats",
         "logprob": f"red: an unlikely token; full at {_FULL['logprob']} nats",
@@ -123,18 +123,18 @@ def facts_of(tokens: Tokens, why: str) -> list[tuple[str, str]]:
     """Name and value of what holds for the whole, in an order to read."""
     rollout, written = tokens.rollout, is_model(tokens.rollout.provenance)
     versions = sorted({int(version) for version in rollout.versions[written]})
-    found = [("status", rollout.status), ("reward", f"{rollout.reward:.6g}")]
-    found += [(f"reward: {name}", f"{value:.6g}") for name, value in rollout.reward_parts.items()]
+    facts = [("status", rollout.status), ("reward", f"{rollout.reward:.6g}")]
+    facts += [(f"reward: {name}", f"{value:.6g}") for name, value in rollout.reward_parts.items()]
     if rollout.turn_rewards:
-        found.append(("rewards of turns", ", ".join(f"{value:.4g}" for value in rollout.turn_rewards)))
+        facts.append(("rewards of turns", ", ".join(f"{value:.4g}" for value in rollout.turn_rewards)))
     for name, value in (("the task's own reward", rollout.task_reward), ("grade", rollout.grade)):
         if value is not None:
-            found.append((name, f"{value:.6g}"))
+            facts.append((name, f"{value:.6g}"))
     if tokens.trained is not None:
-        found.append(("advantage", f"{tokens.trained['advantage']:.4g}"))
-        found.append(("disagreement", f"{tokens.trained['disagreement']:.3g} nats on average"))
-    found.append(("weights", "version " + ", ".join(map(str, versions))))
-    found.append(("tokens", f"{int(written.sum())} by the model, {len(written)} in all"))
-    found.append(("stopped", ", ".join(turn.stop_reason for turn in rollout.turns)))
-    found += [("seat", rollout.seat)] * bool(rollout.seat)
-    return [*found, ("trained on", f"no: {why}" if why else "yes" if tokens.trained is not None else "not recorded")]
+        facts.append(("advantage", f"{tokens.trained['advantage']:.4g}"))
+        facts.append(("disagreement", f"{tokens.trained['disagreement']:.3g} nats on average"))
+    facts.append(("weights", "version " + ", ".join(map(str, versions))))
+    facts.append(("tokens", f"{int(written.sum())} by the model, {len(written)} in all"))
+    facts.append(("stopped", ", ".join(turn.stop_reason for turn in rollout.turns)))
+    facts += [("seat", rollout.seat)] * bool(rollout.seat)
+    return [*facts, ("trained on", f"no: {why}" if why else "yes" if tokens.trained is not None else "not recorded")]

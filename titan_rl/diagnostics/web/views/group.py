@@ -18,7 +18,7 @@ _MOST = 128
 
 
 async def open_group(run: Watched, row: dict[str, Any], closed: Callable[[], None] = lambda: None) -> None:
-    """``row``: with its step and prompt_id."""
+    """Dialog with one group. ``row``: with its step and prompt_id."""
     try:
         step, prompt_id = int(row["step"]), str(row["prompt_id"])
     except (KeyError, ValueError, TypeError):
@@ -32,8 +32,8 @@ async def open_group(run: Watched, row: dict[str, Any], closed: Callable[[], Non
             ui.html(f"<h2>{escape(prompt_id)} · step {step}: {escape(summary(members))}</h2>", sanitize=False)
             ui.element("div").classes("grow")
             ui.button(icon="close", on_click=dialog.close).props("flat dense round aria-label=close")
-        asked = escape(printable(members[0]["question"] or ""))
-        ui.html(f'<div class="soft">asked</div><div class="said">{asked}</div>', sanitize=False)
+        question = escape(printable(members[0]["question"] or ""))
+        ui.html(f'<div class="soft">asked</div><div class="said">{question}</div>', sanitize=False)
         with ui.element("div").classes("answers"):
             for member in members[:_MOST]:
                 shown = ui.html(card(member), sanitize=False).classes("answer")
@@ -59,15 +59,15 @@ def summary(members: list[dict[str, Any]]) -> str:
 
 
 def card(member: dict[str, Any]) -> str:
-    """One answer, as HTML."""
+    """Answer as HTML."""
     reward = "" if member["reward"] is None else f"{member['reward']:.3f}"
     is_right = member["true_reward"] is not None and correct(member["true_reward"])
     facts = [f"{member['length']} tokens" if member["length"] is not None else "", str(member["status"] or "")]
     facts += [f"advantage {member['advantage']:+.3f}"] if member["advantage"] is not None else []
     facts += [f"discarded: {member['why']}"] if member["why"] else []
-    told = escape(" · ".join(filter(None, facts)))
+    details = escape(" · ".join(filter(None, facts)))
     return (
         f'<div class="answer-head"><b>{escape(str(member["sample"]))}</b>'
-        f'<b class="{"good" if is_right else ""}">{reward}</b><span class="soft">{told}</span></div>'
+        f'<b class="{"good" if is_right else ""}">{reward}</b><span class="soft">{details}</span></div>'
         f'<div class="said">{escape(printable(member["text"] or ""))}</div>'
     )

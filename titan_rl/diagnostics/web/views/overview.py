@@ -25,7 +25,7 @@ Curves = dict[str, Points]
 
 
 class Overview:
-    """Of one browser's page. Panels are those of the metrics that are there, and follow them."""
+    """Overview of one browser page. Panels are those of the metrics that are there, and follow them."""
 
     def __init__(self, run: Watched, beside: list[Watched]) -> None:
         """``beside``: other runs, whose curves are drawn, too."""
@@ -39,7 +39,7 @@ class Overview:
         ui.timer(_SECONDS, self.draw)
 
     def draw(self) -> None:
-        """What is new, if anything is."""
+        """Draw new records, if there are any."""
         records = [one.records() for one in self.runs]
         state = [its[-1:] for its in records]
         if self.drawn == state:
@@ -66,9 +66,9 @@ class Overview:
                 )
             for group, its in groupby(panels, key=lambda panel: panel.group):
                 own = list(its)
-                told = f"{len(own)} more metrics" if group == OTHERS else group
+                title = f"{len(own)} more metrics" if group == OTHERS else group
                 with (
-                    ui.expansion(told, value=group != OTHERS).classes("group w-full"),
+                    ui.expansion(title, value=group != OTHERS).classes("group w-full"),
                     ui.element("div").classes("panels"),
                 ):
                     for panel in own:
@@ -81,7 +81,7 @@ class Overview:
 
 
 def options(panel: Panel, runs: list[Watched], all_curves: list[Curves]) -> dict[str, Any]:
-    """Of a chart, as ECharts has them."""
+    """ECharts options of a chart."""
     series = list(_series(panel, runs, all_curves))
     label = {"color": _SOFT, "hideOverlap": True}
     axis = {"axisLabel": label, "nameTextStyle": {"color": _SOFT}, "axisTick": {"show": False}}
@@ -120,8 +120,8 @@ def _series(panel: Panel, runs: list[Watched], all_curves: list[Curves]) -> Iter
             if not (points := curves.get(name)):
                 continue
             label = _label(name)
-            told = [run.name] * (len(runs) > 1) + [label] * (len(panel.names) > 1 or len(runs) == 1)
-            line = _line(" · ".join(told), points, PANEL_COLOURS[(number if len(runs) > 1 else place) % 6])
+            labels = [run.name] * (len(runs) > 1) + [label] * (len(panel.names) > 1 or len(runs) == 1)
+            line = _line(" · ".join(labels), points, PANEL_COLOURS[(number if len(runs) > 1 else place) % 6])
             line["lineStyle"]["type"] = _DASHES[place % len(_DASHES)] if len(runs) > 1 else "solid"
             yield line
 
@@ -135,12 +135,12 @@ def _label(name: str) -> str:
 
 def _line(name: str, points: Points, colour: str) -> dict[str, Any]:
     step = -(-len(points) // _MOST_POINTS)
-    kept = points[::step] + (points[-1:] if (len(points) - 1) % step else [])
+    sampled = points[::step] + (points[-1:] if (len(points) - 1) % step else [])
     return {
         "type": "line",
         "name": name,
-        "data": [[x, float(f"{y:.6g}")] for x, y in kept],
-        "showSymbol": len(kept) < 20,
+        "data": [[x, float(f"{y:.6g}")] for x, y in sampled],
+        "showSymbol": len(sampled) < 20,
         "symbolSize": 5,
         "lineStyle": {"width": 1.6},
         "itemStyle": {"color": colour},
@@ -148,12 +148,12 @@ def _line(name: str, points: Points, colour: str) -> dict[str, Any]:
 
 
 def _alarms(run: Watched) -> str:
-    found = alarms_of(run.records(), plain_events(run.run_dir))
+    alarms = alarms_of(run.records(), plain_events(run.run_dir))
     rows = [
         f'<div class="alarm {"" if alarm["stands"] else "past"}"><b>{escape(alarm["name"].replace("_", " "))}</b> '
         f"from step {escape(str(alarm['step']))}{' on, and it stands' if alarm['stands'] else '; it is over'}: "
         f"{escape(alarm['says'])}</div>"
-        for alarm in found
+        for alarm in alarms
     ]
     names = ", ".join(name.replace("_", " ") for name in NAMES)
     none = f'<span class="soft">None was raised. Looked for: {names}.</span>'
@@ -164,10 +164,10 @@ def _account(run: Watched) -> str:
     rows = account_of(run.run_dir)
     if not rows:
         return '<h2>Ledger</h2><span class="soft">This run has no ledger: it samples nothing, or has not begun.</span>'
-    whole = max(rows[0][1], 1)
+    total = max(rows[0][1], 1)
     cells = "".join(
-        f'<tr><td>{escape(name)}</td><td class="n">{count:,}</td><td class="n">{count / whole:.1%}</td>'
-        f'<td style="width:40%"><div class="bar" style="width:{100 * count / whole:.2f}%"></div></td></tr>'
+        f'<tr><td>{escape(name)}</td><td class="n">{count:,}</td><td class="n">{count / total:.1%}</td>'
+        f'<td style="width:40%"><div class="bar" style="width:{100 * count / total:.2f}%"></div></td></tr>'
         for name, count in rows
     )
     return f'<h2>Ledger: what became of every sample</h2><table class="plain">{cells}</table>'

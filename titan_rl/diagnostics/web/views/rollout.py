@@ -16,18 +16,18 @@ _MOST_CALLS = 200
 
 
 async def open_sheet(run: Watched, row: dict[str, Any], closed: Callable[[], None] = lambda: None) -> None:
-    """``row``: as the table has it. ``closed``: is called when the sheet is."""
+    """Dialog with one rollout. ``row``: as the table has it. ``closed``: is called when the sheet is."""
     try:
         name = int(row["step"]), str(row["prompt_id"]), int(row["sample"])
-        found = await nicegui_run.io_bound(run.tokens, *name)
+        shown = await nicegui_run.io_bound(run.tokens, *name)
     except (RolloutsError, KeyError, ValueError, TypeError) as error:
         ui.notify(str(error), type="negative")
         return
-    if found is None:
+    if shown is None:
         ui.notify("this rollout is not there any more", type="warning")
         return
     with ui.dialog(value=True) as dialog, ui.column().classes("sheet"):
-        _sheet(*found, name[0], str(row.get("why") or ""), dialog)
+        _sheet(*shown, name[0], str(row.get("why") or ""), dialog)
 
     def over() -> None:
         dialog.delete()
@@ -43,10 +43,10 @@ def _sheet(group: Group, tokens: Tokens, step: int, why: str, dialog: ui.dialog)
         ui.element("div").classes("grow")
         ui.button(icon="close", on_click=dialog.close).props("flat dense round aria-label=close")
     facts = "".join(f"<span>{escape(name)}</span><span>{escape(value)}</span>" for name, value in facts_of(tokens, why))
-    asked = f'<div class="soft">prompt</div><div class="said">{escape(group.question)}</div>'
-    wanted = f'<div class="soft q-mt-sm">expected</div><div class="said">{escape(group.expected)}</div>'
+    prompt = f'<div class="soft">prompt</div><div class="said">{escape(group.question)}</div>'
+    answer = f'<div class="soft q-mt-sm">expected</div><div class="said">{escape(group.expected)}</div>'
     ui.html(
-        f'<div class="two"><div class="facts">{facts}</div><div>{asked}{wanted if group.expected else ""}</div></div>',
+        f'<div class="two"><div class="facts">{facts}</div><div>{prompt}{answer if group.expected else ""}</div></div>',
         sanitize=False,
     )
     if calls := _calls(rollout):

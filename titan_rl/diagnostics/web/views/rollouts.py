@@ -53,7 +53,7 @@ def _columns(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 class RolloutsView:
-    """Of one browser's page."""
+    """Table of rollouts on one browser page."""
 
     def __init__(self, run: Watched, query: Mapping[str, str], moved: Callable[[dict[str, str]], None]) -> None:
         """``query``: parameters of the address. ``moved``: is told them when they are others."""
@@ -65,12 +65,12 @@ class RolloutsView:
         with ui.element("div").classes("card"):
             self._filters()
         with ui.element("div").classes("card"):
-            self.told = ui.label("reading the rollouts …").classes("soft")
+            self.summary = ui.label("reading the rollouts …").classes("soft")
             pagination = {"rowsPerPage": _ROWS, "page": 1, "rowsNumber": 0, "sortBy": "step", "descending": True}
             columns = _columns(self.selection.columns)
             self.table = ui.table(columns=columns, rows=[], row_key="key", pagination=pagination)
             self.table.classes("rollouts").props("flat dense binary-state-sort :rows-per-page-options='[50]'")
-            self.table.on("request", self._asked)
+            self.table.on("request", self._on_request)
             self.table.on("rowClick", lambda event: self._open(event.args[1]), [[], None, None])
         ui.timer(0.05, self._begin, once=True)
         ui.timer(3.0, self._refresh)
@@ -122,13 +122,13 @@ class RolloutsView:
         self._set_columns()
         await self._show(page=1)
 
-    async def _asked(self, event: GenericEventArguments) -> None:
+    async def _on_request(self, event: GenericEventArguments) -> None:
         """Another page, or another order."""
-        wanted = event.args["pagination"]
-        sort = wanted.get("sortBy") or "step"
+        pagination = event.args["pagination"]
+        sort = pagination.get("sortBy") or "step"
         if sort in self.selection.columns:
-            self.selection = replace(self.selection, sort=sort, descending=bool(wanted.get("descending")))
-        await self._show(page=max(int(wanted.get("page") or 1), 1))
+            self.selection = replace(self.selection, sort=sort, descending=bool(pagination.get("descending")))
+        await self._show(page=max(int(pagination.get("page") or 1), 1))
 
     async def _open(self, row: dict[str, Any]) -> None:
         """A rollout, or a group of them, in a sheet."""
@@ -139,13 +139,13 @@ class RolloutsView:
         else:
             self._opened = {"rollout": f"{place}/{row.get('sample')}"}
             await open_sheet(self.run, row, self._closed)
-        self._tell()
+        self._notify_moved()
 
     def _closed(self) -> None:
         self._opened = {}
-        self._tell()
+        self._notify_moved()
 
-    def _tell(self) -> None:
+    def _notify_moved(self) -> None:
         page = int(self.table.pagination["page"])
         self._moved(self.selection.as_query() | ({"page": str(page)} if page > 1 else {}) | self._opened)
 
@@ -177,8 +177,8 @@ class RolloutsView:
             (self.outcome, {"trained": "trained on", "discarded": "discarded"} | whys),
             (self.task, {name: name for name in index.choices("task")}),
         ):
-            kept = {} if box.value in choices or not box.value else {box.value: box.value}
-            box.set_options({"": "any"} | choices | kept)
+            current = {} if box.value in choices or not box.value else {box.value: box.value}
+            box.set_options({"": "any"} | choices | current)
         has_tasks, has_whys = len(self.task.options) > 1, bool(whys)
         self.task.set_visibility(has_tasks)
         self._hidden = {name for name, is_there in (("task", has_tasks), ("why", has_whys)) if not is_there}
@@ -188,20 +188,20 @@ class RolloutsView:
         self.table.columns = _columns([name for name in self.selection.columns if name not in self._hidden])
 
     async def _show(self, page: int) -> None:
-        self._newest = mine = self._newest + 1
-        found = await nicegui_run.io_bound(self.run.index.page, self.selection, (page - 1) * _ROWS, _ROWS)
-        if mine != self._newest or found is None:
+        self._newest = number = self._newest + 1
+        result = await nicegui_run.io_bound(self.run.index.page, self.selection, (page - 1) * _ROWS, _ROWS)
+        if number != self._newest or result is None:
             return  # something else was asked meanwhile
-        self.told.set_text(_told(found, self.run, by_group=self.selection.by_group))
+        self.summary.set_text(_summary(result, self.run, by_group=self.selection.by_group))
         self.table.pagination |= {
             "page": page,
-            "rowsNumber": found.count,
+            "rowsNumber": result.count,
             "sortBy": self.selection.sort,
             "descending": self.selection.descending,
         }
-        self.table.rows = [_row(row) for row in found.rows]
+        self.table.rows = [_row(row) for row in result.rows]
         self.table.update()
-        self._tell()
+        self._notify_moved()
 
 
 def _row_of(place: str) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _told(page: Page, run: Watched, *, by_group: bool) -> str:
+def _summary(page: Page, run: Watched, *, by_group: bool) -> str:
     damaged = run.index.damaged
     more = f" · {len(damaged)} files cannot be read: {', '.join(list(damaged)[:3])}" if damaged else ""
     what = "groups" if by_group else "rollouts"

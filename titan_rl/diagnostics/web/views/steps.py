@@ -22,12 +22,12 @@ _LOOK = 2.0
 
 
 class StepsView:
-    """Goes on with a run whose newest step it shows, and stays at a step that was asked for."""
+    """Timeline view; follows the newest step, or stays at a chosen one."""
 
     def __init__(self, run: Watched, query: Mapping[str, str], moved: Callable[[dict[str, str]], None]) -> None:
         """``query``: parameters of the address. ``moved``: is told them when they are others."""
         self.root, self._moved = run.run_dir.root, moved
-        self._asked = whole_number(query, "step")
+        self._requested = whole_number(query, "step")
         self.size, self.trace = 0, Trace()
         self.place, self.together = -1, 1
         with ui.element("div").classes("card"):
@@ -57,9 +57,9 @@ class StepsView:
         self.size, self.trace = size, read_trace(self.root)
         newest = len(self.trace) - 1
         self.slider.props(f"max={max(newest, 0)}")
-        known = list(self.trace)
-        if self._asked in known:
-            place, self._asked = known.index(self._asked), None
+        steps = list(self.trace)
+        if self._requested in steps:
+            place, self._requested = steps.index(self._requested), None
         elif newest >= 0 and (was_newest or self.place > newest):
             place = newest
         else:
@@ -72,12 +72,12 @@ class StepsView:
         self.together = together or self.together
         if not self.trace:
             return
-        known = list(self.trace)
-        wanted = known[max(self.place - self.together + 1, 0) : self.place + 1]
-        number = str(wanted[0]) if len(wanted) == 1 else f"{wanted[0]} to {wanted[-1]}"
+        steps = list(self.trace)
+        shown = steps[max(self.place - self.together + 1, 0) : self.place + 1]
+        number = str(shown[0]) if len(shown) == 1 else f"{shown[0]} to {shown[-1]}"
         self.title.set_content(f"<h2>Step {number}: who did what when</h2>")
-        self._moved({"step": str(known[self.place])} if self.place < len(known) - 1 else {})
-        self.picture.set_content(draw([span for step in wanted for span in self.trace[step]]))
+        self._moved({"step": str(steps[self.place])} if self.place < len(steps) - 1 else {})
+        self.picture.set_content(draw([span for step in shown for span in self.trace[step]]))
 
     def _go(self, by: int) -> None:
         self.slider.set_value(min(max(self.place + by, 0), max(len(self.trace) - 1, 0)))
