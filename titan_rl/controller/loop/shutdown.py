@@ -116,14 +116,15 @@ class Shutdown:
         seconds, step = self.checkpointing.timeout, self.progress.step
         with suppress(Exception):  # the error that ended the run matters more
             await within(seconds, "writing the checkpoint before", self.checkpointing.finish())
-        if not (is_between_steps and self._has_news(error)):
+        if not is_between_steps:
             return
         try:
-            await within(seconds, "saving the last checkpoint", self.save())
-            await within(seconds, "writing the last checkpoint", self.checkpointing.finish())
-            if self.checkpointing.saved_step == step:
-                self.log(f"step {step} is saved")
-            if isinstance(error, Stopped):
+            if self._has_news(error):
+                await within(seconds, "saving the last checkpoint", self.save())
+                await within(seconds, "writing the last checkpoint", self.checkpointing.finish())
+                if self.checkpointing.saved_step == step:
+                    self.log(f"step {step} is saved")
+            if isinstance(error, Stopped) and step and self.checkpointing.saved_step == step:
                 await self._save_model()
         except Exception as failure:  # the error that ended the run matters more
             self.log(f"could not save step {step}: {failure}")
