@@ -47,6 +47,7 @@ _SYSTEM_CALLS = {  # on x86-64, and elsewhere
     "fanotify_init": (300, 262),
     "fsmount": (432, 432),
     "fsopen": (430, 430),
+    "futex": (202, 98),
     "init_module": (175, 105),
     "inotify_init1": (294, 26),
     "io_setup": (206, 0),
@@ -2363,6 +2364,25 @@ refused(call, "sysinfo", held), refused(call, "cachestat", file, place, held, 0)
 refused(call, "preadv2", file, into, ctypes.c_size_t(1), ctypes.c_size_t(0), ctypes.c_size_t(0), 8)
 refused(call, "fadvise64", file, ctypes.c_size_t(0), ctypes.c_size_t(4096), 4), refused(call, "syncfs", file)
 refused(call, "mincore", page, ctypes.c_size_t(4096), held)
+""",
+    endings=("ok",),
+)
+case(
+    "talk: futexes in a page of the library",
+    _KERNEL
+    + _REFUSED
+    + """
+import json
+libc.mmap.restype = ctypes.c_void_p
+file = os.open(json.__file__, os.O_RDONLY)
+for flags in (1, 2):
+    page = libc.mmap(None, ctypes.c_size_t(4096), 1, flags, file, ctypes.c_long(0))
+    word, value, limit = ctypes.c_void_p(page), ctypes.c_uint32.from_address(page), (ctypes.c_long * 2)(0, 1000)
+    for operation in (0, 9, 0x100, 0x109, 2, 3, 4, 5, 6, 8, 11, 12, 13):
+        refused(call, "futex", word, operation, value, limit, word, 1)
+        if ctypes.get_errno() == 110: raise SystemExit("it waited")
+    for operation in (1, 10):
+        if call("futex", word, operation, 9, None, None, 1): raise SystemExit("it woke somebody")
 """,
     endings=("ok",),
 )

@@ -45,6 +45,27 @@ array = m.Array("d", [1.5, 2.5])
 assert sum(array) == 4.0 and not event.is_set()
 with m.Pool(2) as pool: assert pool.map(abs, range(-50, 0)) == list(range(50, 0, -1))
 """,
+    "processes that wait for each other": """
+import multiprocessing as m, time
+def work(lock, begun, barrier, condition, done):
+    with lock: begun.set(), time.sleep(0.3)
+    barrier.wait(20)
+    with condition: done.value += 1; condition.notify_all()
+lock, begun, barrier, condition, done = m.Lock(), m.Event(), m.Barrier(3), m.Condition(), m.Value("i", 0)
+each = [m.Process(target=work, args=(lock, begun, barrier, condition, done)) for _ in range(2)]
+for process in each: process.start()
+assert begun.wait(20) and not lock.acquire(block=False) and not lock.acquire(timeout=0.01)
+with lock: pass
+barrier.wait(20)
+with condition: assert condition.wait_for(lambda: done.value == 2, timeout=20)
+for process in each: process.join()
+start, again, event = time.monotonic(), m.RLock(), m.Event()
+with again, again: assert not event.wait(0.05) and time.monotonic() - start >= 0.05
+try: again.release()
+except AssertionError: pass
+semaphore = m.BoundedSemaphore(2)
+assert semaphore.acquire() and semaphore.acquire() and not semaphore.acquire(timeout=0.01)
+""",
     "shared memory": """
 from multiprocessing import shared_memory
 held = shared_memory.SharedMemory(create=True, size=4096)

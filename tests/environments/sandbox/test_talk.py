@@ -16,7 +16,31 @@ def attempt(function, *arguments):
     try: return function(*arguments)
     except Exception as error: return type(error).__name__
 """
+_PAGE = """
+import ctypes, platform, threading
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+page = libc.mmap(None, ctypes.c_size_t(4096), 1, 2, os.open(json.__file__, os.O_RDONLY), ctypes.c_long(0))
+word = ctypes.c_void_p(page), ctypes.c_uint32.from_address(page)
+FUTEX, SET_TID_ADDRESS = {"x86_64": (202, 218)}.get(platform.machine(), (98, 96))
+def speak(call):
+    threading.Thread(target=lambda: [(call(), time.sleep(0.02)) for _ in range(150)], daemon=True).start()
+"""
+"""A page of the library's, as each program has it mapped, and ``speak``: for three seconds, beside the rest."""
+_WAKE = "speak(lambda: libc.syscall(FUTEX, word[0], 1, 9, None, None, 0))"
+_END = "speak(lambda: threading.Thread(target=lambda: libc.syscall(SET_TID_ADDRESS, word[0])).start())"
+"""The kernel itself wakes one who waits where a thread wanted its end to be told."""
+_WOKEN = """
+limit = (ctypes.c_long * 2)(0, 300_000_000)
+print(any(libc.syscall(FUTEX, word[0], operation, word[1], limit, None, 0) == 0 for operation in (0, 0)))
+"""
 BESIDE = {
+    "futex in a page of the library": (_PAGE + _WAKE, _PAGE + _WOKEN),
+    "end of a thread, told in a page of the library": (_PAGE + _END, _PAGE + _WOKEN),
+    "priority of the user": (
+        "attempt(os.setpriority, os.PRIO_USER, 0, 19)",
+        "print(os.getpriority(os.PRIO_USER, 0) == 19)",
+    ),
     "flock of the library": (
         "attempt(fcntl.flock, os.open(json.__file__, os.O_RDONLY), fcntl.LOCK_EX)",
         "print(attempt(fcntl.flock, os.open(json.__file__, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB))",

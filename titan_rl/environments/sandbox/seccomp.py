@@ -14,9 +14,12 @@ and it acts on the caller alone: its memory, its processes, its own file system,
   sockets, files in memory, rings, memory that is shared and no file's, pages that are swapped out or merged on request;
 - parts of the kernel that such code has no use for (bpf, perf, io_uring, userfaultfd, modules, clocks, scheduling).
 
-Left open: a futex in a page of a library, which two programs have mapped both. ``multiprocessing`` waits in the same
-way, and a filter sees no pages. Numbers of pipes' inodes, which the kernel counts up for all. And whatever takes time
-on the machine that both run on.
+- a wait on a futex that is not private to a process: the kernel finds its waiters by file and page, also those of a
+  library, and a filter sees no pages. Such a wait is told that the value has changed, as one may be at any time, and so
+  asks again; ``multiprocessing``'s semaphores pause in between (inside/semaphores.py). Nobody is there to be woken.
+
+Left open: numbers that the kernel counts up for all (a pipe's or socket's inode, a mount's), and whatever takes time on
+the machine that both run on.
 """
 
 import errno
@@ -44,7 +47,7 @@ _PROCESSES = (
     "getpid getppid gettid getpgrp getpgid setpgid getsid setsid getuid geteuid getgid getegid getresuid getresgid "
     "getgroups capget getrusage times getrlimit getpriority setpriority uname getcpu "
     "sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min "
-    "sched_rr_get_interval set_tid_address set_robust_list get_robust_list rseq arch_prctl futex getrandom"
+    "sched_rr_get_interval set_tid_address set_robust_list get_robust_list rseq arch_prctl getrandom"
 )
 _SIGNALS = (
     "rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait rt_sigqueueinfo "
@@ -85,6 +88,10 @@ _THREAD, _FILES_SHARED = 0x10000, 0x400
 _SHARED, _OF_NO_FILE, _HUGE = 0x01, 0x20, 0x40000
 """``mmap`` of memory that is both of the first: let go of, it stays, and is counted as no process's. Nor are pages of
 the third kind counted, which the host may have set aside."""
+_PRIVATE = 128
+"""FUTEX_PRIVATE_FLAG: of one process's threads."""
+_WAITS, _WAKES = (0, 9, 0x100, 0x109), (1, 10)
+"""FUTEX_WAIT, FUTEX_WAIT_BITSET, each with FUTEX_CLOCK_REALTIME as well; FUTEX_WAKE, FUTEX_WAKE_BITSET."""
 _OPTIMIZE, _AS_A_TREE = 8, 2
 """SCMP_FLTATR_CTL_OPTIMIZE: the kernel tries a filter on every system call there is when it takes it."""
 
@@ -109,6 +116,10 @@ def seccomp_filter() -> bytes:
     for flags in (0, _SHARED, _OF_NO_FILE):
         mask = _SHARED | _OF_NO_FILE | _HUGE
         rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, mask, flags))
+    rules.add_rule(seccomp.ALLOW, "futex", seccomp.Arg(1, seccomp.MASKED_EQ, _PRIVATE, _PRIVATE))
+    for operations, said in ((_WAITS, errno.EAGAIN), (_WAKES, 0)):
+        for operation in operations:
+            rules.add_rule(seccomp.ERRNO(said), "futex", seccomp.Arg(1, seccomp.EQ, operation))
     # as on a file system that has none
     for command in _LOCKS:
         rules.add_rule(seccomp.ERRNO(errno.ENOLCK), "fcntl", seccomp.Arg(1, seccomp.EQ, command))

@@ -27,6 +27,7 @@ import time
 
 import kernel
 import running
+import semaphores
 
 _WARM = "bisect collections copy datetime decimal fractions functools heapq itertools math operator re statistics"
 """What programs import most is there before they start."""
@@ -192,6 +193,7 @@ def main() -> None:
     sys.path.remove(os.path.dirname(__file__))
     for name in _WARM.split():
         importlib.import_module(name)
+    semaphores.install()
     compile("", "", "exec")  # the first one makes the types of syntax trees, which takes longer than all the rest
     gc.collect()
     gc.freeze()
