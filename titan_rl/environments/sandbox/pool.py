@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from titan_rl.config.load import ConfigError
+from titan_rl.environments.sandbox.groups import place
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program, Runner, SandboxFailed
 from titan_rl.environments.sandbox.slot import Slot
 from titan_rl.mesh.launch.placement import available_cores
@@ -92,6 +93,12 @@ def _remote(server: str) -> Runner:
     from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
 
     return RemoteSandbox(remote_config(json.loads(server)))
+
+
+def bounds() -> str | None:
+    """What bounds the memory and processes of programs in this process's boxes; None where it has been asked for
+    none."""
+    return str(place()) if _check_boxes.cache_info().currsize and not _chosen.server else None
 
 
 def check_sandbox() -> None:

@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from typing import TypedDict
 
 from titan_rl.environments.sandbox.bubblewrap import command
+from titan_rl.environments.sandbox.groups import Group, new_group
 from titan_rl.environments.sandbox.program import Ending, Outcome, Program, SandboxFailed
 from titan_rl.environments.sandbox.seccomp import seccomp_filter
 from titan_rl.environments.sandbox.told import BEGUN, Ended, as_task, outcome_of
@@ -42,6 +43,7 @@ class Slot:
     def __init__(self) -> None:
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
+        self._group: Group | None = None
 
     def start(self) -> socket.socket:
         """The way to the box. Errors: SandboxFailed that says what bubblewrap said."""
@@ -50,9 +52,15 @@ class Slot:
             seccomp.write(seccomp_filter())
             seccomp.seek(0)
             numbers = theirs.fileno(), seccomp.fileno()
+            line = command(*numbers)
+            try:
+                self._group = new_group()
+            except OSError as error:
+                raise SandboxFailed(f"no control group for a box: {error}") from error
             # an empty environment: bubblewrap's own would be read by whoever is in the box
             self._process = subprocess.Popen(
-                command(*numbers), pass_fds=numbers, env={}, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+                line if self._group is None else self._group.entered(line),
+                **dict(pass_fds=numbers, env={}, stdin=subprocess.DEVNULL, stdout=said, stderr=said),
             )
             self._control = ours
             theirs.close()
@@ -76,6 +84,9 @@ class Slot:
         if self._control is not None:
             self._control.close()
             self._control = None
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
     def run(self, program: Program) -> Outcome:
         """Errors: SandboxFailed if the box is at fault; another one is started for the next program."""
@@ -83,7 +94,7 @@ class Slot:
         if control is None or self._process is None or self._process.poll() is not None:
             self.close()
             control = self.start()
-        run = _Run(control, program)
+        run = _Run(control, program, self._group)
         try:
             return run.outcome()
         except (OSError, SandboxFailed) as error:
@@ -97,14 +108,16 @@ class Slot:
 class _Run:
     """From the program to its outcome."""
 
-    def __init__(self, control: socket.socket, program: Program):
-        self.control, self.program, self.limits = control, program, program.limits
+    def __init__(self, control: socket.socket, program: Program, group: Group | None):
+        self.control, self.program, self.limits, self.group = control, program, program.limits, group
         self.why: Ending | None = None
         """Why it was told to end."""
         self.goes_on = False
         """It was, and has not ended yet: what it has takes long to undo."""
 
     def outcome(self) -> Outcome:
+        if self.group is not None:
+            self.group.bound(self.limits)
         with ExitStack() as stack:
             self.task = self._hand_in(stack)
             self.received = {self.task.fileno(): b"", self.stdout: b"", self.stderr: b""}
@@ -210,7 +223,8 @@ class _Run:
 
     def _told(self, report: Report) -> Outcome:
         """Errors: SandboxFailed for a program that did not begin."""
-        why = self.why or ("memory" if report["why"] == "memory" else None)
+        is_over = report["why"] == "memory" or (self.group is not None and self.group.has_ended_any())
+        why = self.why or ("memory" if is_over else None)
         try:
             how = Ended(why, int(report["exit"]), float(report["seconds"]), int(report["memory"]))
         except (ValueError, TypeError, LookupError, OverflowError):

@@ -17,7 +17,9 @@ import array
 import contextlib
 import gc
 import importlib
+import itertools
 import json
+import math
 import os
 import select
 import signal
@@ -41,8 +43,12 @@ _MEMORY = ("VmRSS:", "VmSwap:", "VmPTE:")
 _BUFFER, _FEW_DESCRIPTORS = 212992, 8
 """Bytes that a socket holds at most, by the kernel's default, and are no process's; of so few it does not matter."""
 _FIRST_LOOK_SECONDS = 0.05
+_LOOKS_TO_MAPPINGS = 4
+"""Their text takes longer than all else that is looked at."""
 _NICE = max(5, os.getpriority(os.PRIO_PROCESS, 0))
 """Of what runs longer; never below that of the run itself, which may have been started with ``nice``."""
+_MOST_NICE, _STEP = 19, 1.25
+"""From one value to the next a thread weighs so much less (the kernel's sched_prio_to_weight)."""
 
 
 class Box:
@@ -101,7 +107,7 @@ class Box:
         poll = select.poll()
         poll.register(watch, select.POLLIN)
         poll.register(self.control, select.POLLIN)
-        why, largest, pause = "", 0, _FIRST_LOOK_SECONDS
+        why, largest, pause, looks = "", 0, _FIRST_LOOK_SECONDS, itertools.count()
         while True:
             ready = dict(poll.poll(pause * 1000))
             if watch in ready:
@@ -112,9 +118,10 @@ class Box:
                 why = why or "killed"
             else:
                 pause = _POLL_SECONDS
-                memory, mappings = look_after(_processes() - self.ours)
+                pids = _processes() - self.ours
+                memory = look_after(pids)
                 largest = max(largest, memory)
-                if largest > most or mappings > _MOST_MAPPINGS:
+                if largest > most or (not next(looks) % _LOOKS_TO_MAPPINGS and have_many_mappings(pids)):
                     why = why or "memory"
             if why:
                 os.kill(pid, signal.SIGKILL)
@@ -125,24 +132,46 @@ def _processes() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 
-def look_after(pids: set[int]) -> tuple[int, int]:
-    """Bytes in memory and mappings of them all. By now they take long, so they give way to those that do not."""
-    memory = mappings = 0
+def look_after(pids: set[int]) -> int:
+    """Bytes in memory of them all. By now they take long, so they give way to those that do not, all together as one
+    thread would."""
+    memory, threads = 0, {pid: _threads(pid) for pid in pids}
+    nice = _nice(sum(_runs(pid, thread) for pid in pids for thread in threads[pid]))
     for pid in pids:
-        threads = _threads(pid)
-        for thread in threads:
+        for thread in threads[pid]:
             with contextlib.suppress(OSError):  # it has just ended
                 # an unprivileged box may not make a thread less nice than it is
-                os.setpriority(os.PRIO_PROCESS, thread, max(_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
+                os.setpriority(os.PRIO_PROCESS, thread, max(nice, os.getpriority(os.PRIO_PROCESS, thread)))
         # of those that have ended, as the first one may have before the others, nothing is said
-        for thread in threads:
+        for thread in threads[pid]:
             with contextlib.suppress(OSError):
                 if held := _memory(f"/proc/{pid}/task/{thread}"):
-                    memory += held
-                    memory += _buffers(f"/proc/{pid}/task/{thread}")
-                    mappings += _mappings(f"/proc/{pid}/task/{thread}", _MOST_MAPPINGS - mappings)
+                    memory += held + _buffers(f"/proc/{pid}/task/{thread}")
                     break
-    return memory, mappings
+    return memory
+
+
+def have_many_mappings(pids: set[int]) -> bool:
+    left = _MOST_MAPPINGS
+    for pid in pids:
+        for thread in _threads(pid):
+            with contextlib.suppress(OSError):
+                if count := _mappings(f"/proc/{pid}/task/{thread}", left):  # none: it has ended
+                    left -= count
+                    break
+    return left < 0
+
+
+def _nice(running: int) -> int:
+    """With which so many threads weigh as much as one that has ``_NICE``."""
+    return min(_MOST_NICE, _NICE + math.ceil(math.log(max(running, 1), _STEP)))
+
+
+def _runs(pid: int, thread: int) -> bool:
+    """Or waits for a core."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/stat", "rb", buffering=0) as file:
+        return file.read().rpartition(b") ")[2][:1] == b"R"
+    return False
 
 
 def _threads(pid: int) -> list[int]:
