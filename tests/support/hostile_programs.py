@@ -2386,3 +2386,44 @@ for flags in (1, 2):
 """,
     endings=("ok",),
 )
+case(
+    "talk: what the kernel tells of the machine",
+    _KERNEL
+    + _REFUSED
+    + """
+for path in ("loadavg", "stat", "meminfo", "uptime", "vmstat", "pressure/cpu", "pressure/memory", "locks", "net/unix",
+             "self/mountinfo", "sys/kernel/ns_last_pid", "sys/kernel/random/boot_id", "sys/fs/file-nr"):
+    refused(open, "/proc/" + path)
+for path in ("/sys", "/sys/fs/cgroup", "/run", "/etc/hostname", "/dev/shm/x", "/dev/mqueue", "/dev/pts", "/dev/kmsg"):
+    refused(os.stat, path)
+refused(os.getloadavg)
+if os.uname().nodename != "box": raise SystemExit(os.uname().nodename)
+""",
+    endings=("ok",),
+)
+case(
+    "talk: times of what is read, and file systems of all",
+    """
+import json, os, sys
+for path in ("/", "/proc", "/inside", json.__file__, sys.executable, "/usr/lib", "/dev", "/dev/null", "/dev/urandom"):
+    if not os.statvfs(path).f_flag & os.ST_RDONLY: sys.exit(path)
+    before = os.stat(path)
+    if not os.path.isdir(path): open(path, "rb").read(8)
+    elif os.access(path, os.R_OK): os.listdir(path)
+    after = os.stat(path)
+    if any(getattr(before, name) != getattr(after, name) for name in ("st_atime_ns", "st_mtime_ns", "st_ctime_ns")):
+        sys.exit(path)
+""",
+    endings=("ok",),
+)
+case(
+    "talk: cores, turns and priorities",
+    _KERNEL
+    + _REFUSED
+    + """
+refused(os.sched_setaffinity, 0, os.sched_getaffinity(0)), refused(os.sched_setscheduler, 0, 3, os.sched_param(0))
+refused(os.sched_setparam, 0, os.sched_param(0)), refused(call, "ioprio_set", 1, 0, 3 << 13)
+for which, who in ((os.PRIO_PROCESS, 0), (os.PRIO_USER, 0), (os.PRIO_PGRP, 0)): refused(os.setpriority, which, who, -20)
+""",
+    endings=("ok",),
+)

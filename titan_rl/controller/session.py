@@ -52,6 +52,8 @@ from titan_rl.data.datasets import Dataset
 from titan_rl.data.files import unless_full
 from titan_rl.environments.curriculum import Curriculum
 from titan_rl.environments.prompts import PromptStream
+from titan_rl.environments.sandbox.groups import sweep_found
+from titan_rl.environments.sandbox.pool import bounds_of_boxes
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.meshes import ALL_PARTS, Listeners, Meshes, Whereabouts
 from titan_rl.mesh.supervision.processes import watch
@@ -200,6 +202,9 @@ class Session:
     def _make_controller(self, meshes: Meshes, recovery: Recovery | DataRecovery) -> Loop:
         """The actors are up."""
         seconds = time.perf_counter() - self.progress.started
+        if said := bounds_of_boxes():
+            self.log(f"on this machine, programs that the model writes are bounded by {said}")
+            self.record_event("sandbox", bounds=said)
         if isinstance(recovery, DataRecovery):
             self.log(f"trainer up after {seconds:.1f} s")
             return self._data_controller(meshes, recovery)
@@ -270,6 +275,7 @@ class Session:
         if self._meshes is not None:
             self.display.enter("stopping the actors")
             await self._meshes.stop()
+        sweep_found()
         with unless_full():
             self.metrics.close()
         summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())

@@ -31,6 +31,7 @@ def command(control: int, seccomp: int) -> list[str]:
     user = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID" if is_root else "--unshare-user --cap-drop ALL"
     return [
         *(bwrap, *walls.split(), *user.split()),
+        *("--hostname", "box"),  # the host's own is nobody's business
         *("--perms", "0755", "--dir", "/usr"),  # which root's bubblewrap would make for root alone
         *(flag for path in _LIBRARIES for flag in _mounted(Path(path))),
         *("--ro-bind", str(base), str(home), "--setenv", "LD_LIBRARY_PATH", f"{home}/lib"),

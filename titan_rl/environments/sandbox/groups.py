@@ -146,8 +146,8 @@ def try_out(folder: Path) -> None:
     try:
         group.bound(_TRIED)
         group.has_ended_any()
-        if int(_read(group.folder / "pids.max")) != _TRIED.processes:
-            raise OSError("it keeps no bound")
+        if not _read(group.folder / "pids.max").strip().isdigit():
+            raise OSError("a group there keeps no bound")
         done = subprocess.run(group.entered(["/bin/sh", "-c", ":"]), capture_output=True, text=True)
         if done.returncode:
             raise OSError(done.stderr.strip() or "no process can be put into a group there")
@@ -160,9 +160,10 @@ def try_out(folder: Path) -> None:
 def sweep(folder: Path) -> None:
     """Remove groups of processes that are gone, of this process's namespace, with whatever is in them."""
     for each in _groups(folder):
-        if (found := _NAME.fullmatch(each.name)) and int(found["namespace"]) == _namespace():
-            if _start_of(int(found["pid"])) != int(found["start"]):
-                _remove(each, _REMOVE_SECONDS)
+        found = _NAME.fullmatch(each.name)
+        is_known = found is not None and int(found["namespace"]) == _namespace()
+        if found and is_known and _start_of(int(found["pid"])) != int(found["start"]):
+            _remove(each, _REMOVE_SECONDS)
 
 
 def sweep_found() -> None:

@@ -95,10 +95,9 @@ def _remote(server: str) -> Runner:
     return RemoteSandbox(remote_config(json.loads(server)))
 
 
-def bounds() -> str | None:
-    """What bounds the memory and processes of programs in this process's boxes; None where it has been asked for
-    none."""
-    return str(place()) if _check_boxes.cache_info().currsize and not _chosen.server else None
+def bounds_of_boxes() -> str | None:
+    """What bounds programs' memory and processes on this machine; None where this process has looked for no boxes."""
+    return str(place()) if _check_boxes.cache_info().currsize else None
 
 
 def check_sandbox() -> None:

@@ -18,8 +18,8 @@ and it acts on the caller alone: its memory, its processes, its own file system,
   library, and a filter sees no pages. Such a wait is told that the value has changed, as one may be at any time, and so
   asks again; ``multiprocessing``'s semaphores pause in between (inside/semaphores.py). Nobody is there to be woken.
 
-Left open: numbers that the kernel counts up for all (a pipe's or socket's inode, a mount's), and whatever takes time on
-the machine that both run on.
+Left open: numbers that the kernel counts up for all (a pipe's or socket's inode, a mount's), how much of the host's
+disk is free, what a user's pipes may hold together, and whatever takes time on the machine that both run on.
 """
 
 import errno

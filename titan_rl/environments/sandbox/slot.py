@@ -55,12 +55,12 @@ class Slot:
             line = command(*numbers)
             try:
                 self._group = new_group()
+                line = line if self._group is None else self._group.entered(line)
             except OSError as error:
                 raise SandboxFailed(f"no control group for a box: {error}") from error
             # an empty environment: bubblewrap's own would be read by whoever is in the box
             self._process = subprocess.Popen(
-                line if self._group is None else self._group.entered(line),
-                **dict(pass_fds=numbers, env={}, stdin=subprocess.DEVNULL, stdout=said, stderr=said),
+                line, pass_fds=numbers, env={}, stdin=subprocess.DEVNULL, stdout=said, stderr=said
             )
             self._control = ours
             theirs.close()

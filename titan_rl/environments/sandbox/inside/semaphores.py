@@ -1,6 +1,6 @@
-"""Semaphores of ``multiprocessing`` that ask again and again, where the filter lets no two processes wait on a futex."""
+"""Semaphores of ``multiprocessing`` that ask again and again: the filter lets processes wait on no common futex."""
 
-import _multiprocessing
+import _multiprocessing  # pyright: ignore[reportMissingImports]
 import math
 import time
 
