@@ -22,6 +22,7 @@ from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.bad_batches import BadBatches
 from titan_rl.controller.base_model import base_model
+from titan_rl.controller.box_bounds import note_box_bounds
 from titan_rl.controller.changes import with_changes
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.controller import Components, Controller
@@ -53,7 +54,6 @@ from titan_rl.data.files import unless_full
 from titan_rl.environments.curriculum import Curriculum
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.environments.sandbox.groups import sweep_found
-from titan_rl.environments.sandbox.pool import bounds_of_boxes
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.meshes import ALL_PARTS, Listeners, Meshes, Whereabouts
 from titan_rl.mesh.supervision.processes import watch
@@ -202,9 +202,7 @@ class Session:
     def _make_controller(self, meshes: Meshes, recovery: Recovery | DataRecovery) -> Loop:
         """The actors are up."""
         seconds = time.perf_counter() - self.progress.started
-        if said := bounds_of_boxes():
-            self.log(f"on this machine, programs that the model writes are bounded by {said}")
-            self.record_event("sandbox", bounds=said)
+        note_box_bounds(self.log, self.record_event)
         if isinstance(recovery, DataRecovery):
             self.log(f"trainer up after {seconds:.1f} s")
             return self._data_controller(meshes, recovery)

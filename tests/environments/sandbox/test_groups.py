@@ -1,6 +1,7 @@
 """A box's control group: where one can be had, found by trial; its bounds; and that none is left."""
 
 import errno
+import functools
 import os
 import shutil
 import subprocess
@@ -11,9 +12,10 @@ import pytest
 from boxes import need_boxes
 from hostile_programs import HOSTILE
 
-from titan_rl.environments.sandbox import groups, slot
+from titan_rl.controller.box_bounds import note_box_bounds
+from titan_rl.environments.sandbox import groups, pool, slot
 from titan_rl.environments.sandbox.groups import Group, candidates, sweep, try_out
-from titan_rl.environments.sandbox.program import Limits, Program
+from titan_rl.environments.sandbox.program import Limits, Outcome, Program
 from titan_rl.environments.sandbox.slot import Slot
 
 MIB = 1 << 20
@@ -223,6 +225,27 @@ def test_what_the_kernel_ends_had_too_much_memory(kernel, monkeypatch):
     finally:
         one.close()
     assert not made_in(kernel.root)
+
+
+def test_which_bounds_there_are_is_said_and_recorded_where_boxes_were_looked_for(monkeypatch):
+    said, events = [], []
+    monkeypatch.setattr(pool, "Slot", FakeSlot)
+    monkeypatch.setattr(pool, "place", lambda: groups.Place(None, "no cgroup v2 is mounted here"))
+    monkeypatch.setattr(pool, "_check_boxes", functools.cache(pool._check_boxes.__wrapped__))
+    note_box_bounds(said.append, lambda kind, **fields: events.append((kind, fields)))
+    assert not said and not events
+    pool.check_sandbox()
+    note_box_bounds(said.append, lambda kind, **fields: events.append((kind, fields)))
+    bounds = "a watcher alone, every 20 ms (no control groups: no cgroup v2 is mounted here)"
+    assert said == [f"on this machine, programs that the model writes are bounded by {bounds}"]
+    assert events == [("sandbox", {"bounds": bounds})]
+
+
+class FakeSlot(Slot):
+    """Where no boxes can be had, too."""
+
+    def run(self, program):
+        return Outcome("ok", 0, "42\n", "", (), 0.0, 0)
 
 
 # where this machine has them
