@@ -148,6 +148,29 @@ def test_a_box_that_is_killed_is_replaced_and_its_program_is_run_again():
     asyncio.run(run())
 
 
+NICE = max(5, os.getpriority(os.PRIO_PROCESS, 0))
+SPIN = """
+import os, sys, time
+count, wanted = int(input()), int(input())
+pids = []
+for _ in range(count):
+    pids.append(os.fork())
+    while not pids[-1]: pass
+def nices(): return {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids}
+while min(nices()) < wanted: time.sleep(0.02)
+print(max(nices()))
+"""
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, 0), (8, 10)])
+def test_however_many_processes_run_they_give_way_as_one_would(box, count, more):
+    """A step of nice is a factor of 1.25, and 1.25 ** 10 is just more than 8."""
+    wanted = min(19, NICE + more)
+    outcome = box.run(Program(SPIN, f"{count}\n{wanted}\n", limits=Limits(seconds=SLACK)))
+    # the first process itself may run at the time of a look
+    assert outcome.ending == "ok" and wanted <= int(outcome.stdout) <= wanted + (4 if count == 1 else 1), outcome
+
+
 AS_NOBODY = """
 from titan_rl.environments.sandbox.program import Program
 from titan_rl.environments.sandbox.slot import Slot
