@@ -15,13 +15,13 @@ from pathlib import Path
 
 def files(installed: list[Path]) -> Iterator[str]:
     for root in ("/tmp", "/dev/shm"):
-        for path in Path(root).rglob("*"):
-            if any(folder in path.parents for folder in installed):
-                continue
-            with suppress(OSError):
-                if stat.S_ISREG(path.lstat().st_mode) and path.name != ".booted":
-                    path.open("rb").close()
-                    yield f"file {path}"
+        for folder, folders, names in os.walk(root):
+            folders[:] = [name for name in folders if Path(folder, name) not in installed]
+            for path in (Path(folder, name) for name in names if name != ".booted"):
+                with suppress(OSError):
+                    if stat.S_ISREG(path.lstat().st_mode):
+                        path.open("rb").close()
+                        yield f"file {path}"
 
 
 def processes() -> Iterator[str]:

@@ -71,7 +71,7 @@ def ports(cluster: machines.Machines, name: str) -> list[str]:
 def user_gets(cluster: machines.Machines, name: str, user: str) -> set[str]:
     """What a user of a host gets of the run: the first word of each thing."""
     command = [sys.executable, str(SUPPORT / "intruder.py"), user, str(TREE), sys.prefix, sys.base_prefix]
-    said, _ = cluster.start(name, *command, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
+    said, _ = cluster.start(name, *command, stdout=subprocess.PIPE, text=True).communicate(timeout=host_runs.SECONDS)
     return set(said.splitlines())
 
 
