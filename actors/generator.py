@@ -13,10 +13,10 @@ from titan_rl.mesh.channel.reader import ReaderSetup
 from titan_rl.mesh.channel.relay.gathering import Fetched, Route
 from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.transports import Place, here
+from titan_rl.mesh.processes.concurrent import concurrent_endpoint
 from titan_rl.mesh.processes.remote_eval import run_examination
 from titan_rl.mesh.resources.background_thread import in_side_thread
 from titan_rl.mesh.resources.imports import import_all
-from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
 
 if TYPE_CHECKING:  # it needs vLLM
     from titan_rl.generator.engine import GenerationEngine

@@ -9,7 +9,7 @@ import random
 import httpx
 
 from titan_rl.data.types import Prompt
-from titan_rl.environments.agents.agent import ModelAccess, Outcome
+from titan_rl.environments.interfaces.agent import ModelAccess, Outcome
 
 MOVES = (1, 2, 3)
 SEATS = ("white", "black")

@@ -10,12 +10,12 @@ import pytest
 from titan_rl.config.load import load_config
 from titan_rl.controller.preflight.checks import Checked, check, resolve
 from titan_rl.data.types import Group
+from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest
 from titan_rl.diagnostics.doctor.catalogue import CHECKS
 from titan_rl.diagnostics.doctor.checks import arithmetic, layouts, rewards
 from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped, Finding
-from titan_rl.diagnostics.doctor.probes import actors as probes
 from titan_rl.diagnostics.doctor.probes import bandit
 from titan_rl.diagnostics.doctor.runner import run_checks, run_doctor
 from titan_rl.models.builtin.tiny import make_tiny

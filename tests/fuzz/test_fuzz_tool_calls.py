@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from titan_rl.environments.agents.openai_requests import ChatMessage, ModelRequest, response_message
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls, text_beside_calls
-from titan_rl.environments.conversation.tools import MAX_CALLS, MAX_RESULT, Tool, ToolEnvironment, ToolError
+from titan_rl.environments.conversation.tools import MAX_CALLS, MAX_RESULT, ToolEnvironment
+from titan_rl.environments.interfaces.tool import Tool, ToolError
 from titan_rl.environments.tasks.calculator import CALCULATOR
 
 TREE = {

@@ -1,7 +1,9 @@
 """The house: who may import whom, how large a file may be, what lies in the root. Read from the sources."""
 
 import ast
+import graphlib
 import statistics
+import sys
 from collections import deque
 from pathlib import Path
 
@@ -177,33 +179,44 @@ def test_private_names_are_found_however_they_are_reached(tmp_path):
     }
 
 
-def test_no_circle():
+def imported_at_top(path: Path) -> set[str]:
     """Imports at a file's top: inside a function one may be put off, and is still held to its floor."""
-    graph = {}
-    for path in FILES:
-        tree = ast.parse(path.read_text())
-        top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        targets = set()
-        for node in top:
-            if isinstance(node, ast.ImportFrom) and node.module.startswith("titan_rl"):
-                for alias in node.names:
-                    inner = f"{node.module}.{alias.name}".removeprefix("titan_rl.")
-                    targets.add(inner if inner in NAMES else node.module.removeprefix("titan_rl."))
-        graph[name_of(path)] = targets & NAMES
-    done, under_way = set(), []
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("titan_rl"):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}".removeprefix("titan_rl.")
+                names.add(inner if inner in NAMES else node.module.removeprefix("titan_rl."))
+    return names & NAMES
 
-    def visit(name: str) -> None:
-        assert name not in under_way, f"a circle: {' -> '.join([*under_way[under_way.index(name) :], name])}"
-        if name in done:
-            return
-        under_way.append(name)
-        for target in graph.get(name, ()):
-            visit(target)
-        under_way.pop()
-        done.add(name)
 
-    for name in graph:
-        visit(name)
+GRAPH = {name_of(path): imported_at_top(path) for path in FILES}
+
+
+def entry_graph(folder: str) -> dict[str, set[str]]:
+    """Which files and folders of a folder import which others of it."""
+    prefix, graph = f"{folder}." if folder else "", {}
+    for name, targets in GRAPH.items():
+        if name.startswith(prefix):
+            entry = name.removeprefix(prefix).split(".")[0]
+            others = {target.removeprefix(prefix).split(".")[0] for target in targets if target.startswith(prefix)}
+            graph.setdefault(entry, set()).update(others - {entry})
+    return graph
+
+
+def test_no_circle():
+    graphlib.TopologicalSorter(GRAPH).prepare()
+
+
+@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in GRAPH}))
+def test_no_circle_of_folders(folder):
+    graphlib.TopologicalSorter(entry_graph(folder)).prepare()
+
+
+def test_a_circle_of_folders_is_seen(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "GRAPH", {"room.a.one": {"room.b.two"}, "room.b.three": {"room.a.four"}})
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(entry_graph("room")).prepare()
 
 
 def test_files_are_small():

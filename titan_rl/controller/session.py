@@ -25,14 +25,14 @@ from titan_rl.controller.console.sandbox_bounds import log_sandbox_bounds
 from titan_rl.controller.initial_policy import base_model, kept_policy
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.loop.controller import Components, Controller
-from titan_rl.controller.loop.interface import Loop
+from titan_rl.controller.loop.interface import HeldOut, Loop
 from titan_rl.controller.loop.reporting import Reporter
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.controller.loop.scaling import grant_scale_requests
 from titan_rl.controller.loop.shutdown import Lost, Stopped, StopRequest
 from titan_rl.controller.offline.controller import DataComponents, OfflineController
 from titan_rl.controller.offline.recovery import DataRecovery
-from titan_rl.controller.offline.steps import DataSteps, HeldOut
+from titan_rl.controller.offline.steps import DataSteps
 from titan_rl.controller.planning.device_plan import DevicePlan
 from titan_rl.controller.planning.device_report import fit_and_place
 from titan_rl.controller.preflight.checks import Checked, check

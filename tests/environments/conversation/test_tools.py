@@ -12,8 +12,9 @@ import pytest
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Group, Rollout, ToolCall, Turn
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls, text_beside_calls
-from titan_rl.environments.conversation.tools import MAX_CALLS, MAX_RESULT, Tool, ToolEnvironment, ToolError
+from titan_rl.environments.conversation.tools import MAX_CALLS, MAX_RESULT, ToolEnvironment
 from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, Reply
+from titan_rl.environments.interfaces.tool import Tool, ToolError
 from titan_rl.records.metrics import turn_metrics
 from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
 

@@ -17,8 +17,8 @@ from titan_rl.algorithms.policy_gradient.grpo import GRPO
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Layout, Prompt, Provenance, Sampling
-from titan_rl.environments.agents.agent import Outcome
 from titan_rl.environments.agents.endpoint import Endpoint
+from titan_rl.environments.interfaces.agent import Outcome
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task

@@ -232,7 +232,7 @@ def test_a_token_is_sent_and_told_to_nobody(monkeypatch):
 
 
 OWN = """
-from titan_rl.environments.conversation.tools import ToolError
+from titan_rl.environments.interfaces.tool import ToolError
 
 def action(answer):
     if answer == "no":

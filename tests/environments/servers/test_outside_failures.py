@@ -30,7 +30,8 @@ import httpx
 
 from titan_rl.environments.tasks.calculator import CalculatorTask
 from titan_rl.environments.tasks.python_tool import python_tool
-from titan_rl.environments.conversation.tools import Tool, ToolEnvironment
+from titan_rl.environments.conversation.tools import ToolEnvironment
+from titan_rl.environments.interfaces.tool import Tool
 
 NOTHING = {"type": "object", "properties": {"about": {"type": "string"}}, "required": ["about"]}
 

@@ -7,7 +7,7 @@ import pytest
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Provenance
-from titan_rl.environments.conversation.tools import ToolError
+from titan_rl.environments.interfaces.tool import ToolError
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rollout.demonstrations import demonstrate, worked_answers

@@ -24,7 +24,7 @@ TASK = '''
 from titan_rl.data.types import Prompt
 from titan_rl.environments.conversation.session_limit import Sessions
 from titan_rl.environments.interfaces.task import Task
-from titan_rl.environments.conversation.tools import Tool
+from titan_rl.environments.interfaces.tool import Tool
 
 class Doubles:
     """Answers are doubled; one reply if the first answer is wrong."""
@@ -262,7 +262,7 @@ def test_a_task_of_ones_own_may_be_finite_and_take_a_reward(tasks):
         ("NotPlain", ["a prompt's entry must be plain values"]),
         ("TooFew", ["reply must take (prompt, answers), but it takes (prompt)"]),
         ("CallsAndReplies", ["with reply and tools: keep one of them"]),
-        ("OddTools", ["tools holds 'twice': give titan_rl.environments.conversation.tools.Tool objects"]),
+        ("OddTools", ["tools holds 'twice': give titan_rl.environments.interfaces.tool.Tool objects"]),
         ("Misspelled", ["made a Misspelled with speak_first, which nothing calls: did you mean 'speaks_first'?"]),
         ("MisspelledMethod", ["with is_heldout", "did you mean 'is_held_out'?"]),
         ("MisspelledOfTask", ["with checkReady", "did you mean 'check_ready'?"]),

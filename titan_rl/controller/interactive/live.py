@@ -20,7 +20,7 @@ from titan_rl.controller.interactive.change_settings import change
 from titan_rl.controller.interactive.custom_step import CustomStep, OrderError
 from titan_rl.controller.interactive.run_view import RunView, actor_table
 from titan_rl.controller.interactive.trainer import TrainerHandle
-from titan_rl.controller.offline.steps import HeldOut
+from titan_rl.controller.loop.interface import HeldOut
 from titan_rl.controller.recovery.checkpointing import SaveError
 from titan_rl.controller.session import Session, one_line
 from titan_rl.data.text.tokenizer import read_answer, set_text, settings_of

@@ -1,17 +1,27 @@
-"""The loop that a session drives: controller.py has it for a run with generators, supervised.py for one on data.
+"""The loop that a session drives: controller.py has it for a run with generators, offline/ for one on data.
 
 A loop owns the order of things and nothing else. Errors of all coroutines but ``rescue``: Stopped once a stop was asked
 for, BadNumbersError, or an actor's fault.
 """
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Protocol
 
 from titan_rl.algorithms.base import Algorithm
-from titan_rl.controller.offline.steps import HeldOut
 from titan_rl.controller.preflight.live_settings import Effects
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.records.statistics import Proportion
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Loss and accuracy on held-out data."""
+
+    metrics: dict[str, float]
+    """The loss, and means over examples of what it counts."""
+    accuracy: Proportion | None
+    """Of pairs: how often the chosen answer has the larger reward."""
 
 
 class Loop(Protocol):

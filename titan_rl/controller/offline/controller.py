@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.controller.initial_policy import keep_policy
-from titan_rl.controller.loop.interface import Loop
+from titan_rl.controller.loop.interface import HeldOut, Loop
 from titan_rl.controller.loop.reporting import PhaseTimer, Reporter
 from titan_rl.controller.loop.shutdown import Shutdown, StopRequest
 from titan_rl.controller.offline.recovery import DataRecovery
-from titan_rl.controller.offline.steps import DataSteps, HeldOut
+from titan_rl.controller.offline.steps import DataSteps
 from titan_rl.controller.preflight.device import tolerance_here
 from titan_rl.controller.preflight.live_settings import Effect, Effects
 from titan_rl.controller.recovery.checkpointing import Checkpointing

@@ -7,7 +7,7 @@ The trainer is asked, and nothing is decided here.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from titan_rl.algorithms.batches.batching import data_batch
 from titan_rl.algorithms.offline.kto import with_zero
 from titan_rl.algorithms.offline.sft import SFT
 from titan_rl.config.sections.schema import Config
+from titan_rl.controller.loop.interface import HeldOut
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.rows.examples import Example, as_pairs, mismatched
@@ -28,16 +29,6 @@ _ACCURACY, _LOG_RATIO = "rewards/accuracies", "log_ratio"
 _JUDGE = "dpo"
 """By whose metrics labelled answers are compared, two and two."""
 Trainer = TrainerMesh | Trainers
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Loss and accuracy on held-out data."""
-
-    metrics: dict[str, float]
-    """The loss, and means over examples of what it counts."""
-    accuracy: Proportion | None
-    """Of pairs: how often the chosen answer has the larger reward."""
 
 
 class DataSteps:

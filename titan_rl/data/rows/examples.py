@@ -12,11 +12,10 @@ from itertools import chain, islice
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.rows.row_shapes import ParsedRow, Written
 from titan_rl.data.text.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
 from titan_rl.data.text.tokenizer import Tokenizer
-from titan_rl.data.types import Provenance, Sample, is_model
+from titan_rl.data.types import Message, Provenance, Sample, is_model
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from decimal import Context, Decimal
 from typing import Any
 
 from titan_rl.config.load import ConfigError, nearest
+from titan_rl.data.types import Message
 
-Message = dict[str, str]
 _LARGEST_WHOLE, _LEAST = 2**53, Decimal("1e-15")
 """Up to the first, doubles hold every whole number."""
 _MOST_DIGITS = 15

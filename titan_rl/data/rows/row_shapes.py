@@ -14,7 +14,8 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import Message, joined, messages, names, shown, text
+from titan_rl.data.rows.row_fields import joined, messages, names, shown, text
+from titan_rl.data.types import Message
 
 Kind = Literal["demonstrations", "pairs", "labels"]
 Format = Literal["auto", "messages", "prompt_completion", "text", "pairs", "labels"]

@@ -13,9 +13,9 @@ from typing import Any
 from jinja2 import TemplateError
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.text.template_limits import check_source, limited
 from titan_rl.data.text.tokenizer import Tokenizer, text_settings
+from titan_rl.data.types import Message
 
 ASKED, ANSWER, REPLY = "asked-mark", "answer-mark", "reply-mark"
 Tools = Sequence[dict[str, Any]]

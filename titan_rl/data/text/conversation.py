@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.text.chat_template import render
 from titan_rl.data.text.control_tokens import check_plain, plain
 from titan_rl.data.text.endings import with_end
 from titan_rl.data.text.pieces import beginning, encode, encode_behind, encode_from_start
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.text.turns import check_roles
-from titan_rl.data.types import Provenance
+from titan_rl.data.types import Message, Provenance
 
 Tokens = tuple[np.ndarray, np.ndarray]
 """int32 [T], and the provenance of each, int8 [T]."""

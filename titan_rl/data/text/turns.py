@@ -16,7 +16,6 @@ from itertools import pairwise
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.text.chat_template import (
     REPLY,
     Tools,
@@ -29,7 +28,7 @@ from titan_rl.data.text.control_tokens import check_plain, control_tokens, plain
 from titan_rl.data.text.endings import end_of_answer, with_end, written_answer
 from titan_rl.data.text.pieces import encode_behind, encode_from_start, tokens_and_owner
 from titan_rl.data.text.tokenizer import Tokenizer
-from titan_rl.data.types import Provenance
+from titan_rl.data.types import Message, Provenance
 
 NO_TEMPLATE = (
     "task.style = 'chat' needs a chat template, and the model's tokenizer has none: take an instruction-tuned "

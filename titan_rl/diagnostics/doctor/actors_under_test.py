@@ -25,8 +25,8 @@ from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Batch, Completion, Group, Layout, Provenance, Request, Sample, Sampling, StepMetrics
+from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.findings import CheckFailed
-from titan_rl.diagnostics.doctor.probes import actors as probes
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints, VerifierEndpoints
 from titan_rl.mesh.meshes import ALL_PARTS

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from titan_rl.config.io.printable import printable
-from titan_rl.environments.agents.agent import ModelAccess
 from titan_rl.environments.agents.openai_requests import ModelRequest, Refused, read_chat, read_completion
 from titan_rl.environments.agents.openai_responses import ModelResponse
 from titan_rl.environments.conversation.untrusted_json import read_json
+from titan_rl.environments.interfaces.agent import ModelAccess
 from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from titan_rl.data.rows.row_fields import Message
-from titan_rl.data.types import Completion, Prompt, Provenance, Rollout, Status, Turn
+from titan_rl.data.types import Completion, Message, Prompt, Provenance, Rollout, Status, Turn
 from titan_rl.environments.interfaces.environment import Reply
 from titan_rl.environments.interfaces.score import Score
 

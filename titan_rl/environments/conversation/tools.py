@@ -8,96 +8,23 @@ name: it is never the model's wrong answer.
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match
-from referencing import Registry
-
 from titan_rl.config.io.printable import whole_characters
-from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Style
 from titan_rl.data.types import CallStatus, ToolCall
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, arguments_json, read_calls
 from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, OneAnswer, Reply
+from titan_rl.environments.interfaces.tool import Tool, ToolError
 from titan_rl.mesh.processes.deadlines import together
 
 MAX_CALLS = 8
 """Of one answer; further calls get an error."""
 MAX_RESULT = 4000
 """Characters of a tool's result that the model is shown."""
-_RETRIES = 2
 _PAUSE_SECONDS = 0.1
-_NOTHING_ELSE = Registry()
-"""A schema that refers to another address is not looked up there."""
-_ANY_ARGUMENTS = inspect.signature(lambda **arguments: "")
-
-
-Schema = dict[str, Any]
-"""A tool as chat templates take it: ``{"type": "function", "function": {name, description, parameters}}``."""
-
-
-class ToolError(Exception):
-    """Error of a tool call by the model's fault: its message is the call's result."""
-
-
-@dataclass(frozen=True)
-class Tool:
-    """Function for the model to call.
-
-    ``run`` takes the arguments by name and gives text, sync or async. It raises ToolError for what the model did wrong;
-    whatever else it raises is the machinery's fault, and it is tried again before the episode ends for it.
-    """
-
-    name: str
-    description: str
-    parameters: dict[str, Any]
-    """JSON schema of the arguments, an object's."""
-    run: Callable[..., str | Awaitable[str]]
-    timeout: float = 10.0
-    """Seconds for a call; the model gets a timeout as its result."""
-    retries: int = _RETRIES
-
-    def __post_init__(self) -> None:
-        try:
-            Draft202012Validator.check_schema(self.parameters)
-        except SchemaError as error:
-            raise ConfigError(f"tool {self.name}: its parameters are no JSON schema: {error.message}") from None
-
-    @cached_property
-    def schema(self) -> Schema:
-        """Schema for chat templates."""
-        about = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": about}
-
-    def mistake(self, arguments: dict[str, Any]) -> str | None:
-        """Schema violation of the arguments, as a message; None if they fit."""
-        try:
-            error = best_match(Draft202012Validator(self.parameters, registry=_NOTHING_ELSE).iter_errors(arguments))
-        except (RecursionError, ArithmeticError) as error:  # what the model wrote is too deep or too large to check
-            return f"the arguments cannot be checked ({type(error).__name__})"
-        if error is not None:
-            return f"{error.json_path.removeprefix('$.')}: {error.message}"
-        try:
-            self._signature.bind(**arguments)
-        except TypeError as error:  # its schema lets through what the function has no place for
-            return str(error)
-        return None
-
-    @cached_property
-    def _signature(self) -> inspect.Signature:
-        try:
-            return inspect.signature(self.run)
-        except (TypeError, ValueError):  # of something written in C, which does not tell
-            return _ANY_ARGUMENTS
-
-
-def schema_of(tool: Tool | Schema) -> Schema:
-    """Schema of a tool, or the schema itself."""
-    return tool.schema if isinstance(tool, Tool) else tool
 
 
 @dataclass

@@ -12,8 +12,8 @@ from numbers import Real
 from typing import Protocol
 
 from titan_rl.data.numbers import as_float
-from titan_rl.data.rows.row_fields import Message, encodable
-from titan_rl.data.types import ToolCall
+from titan_rl.data.rows.row_fields import encodable
+from titan_rl.data.types import Message, ToolCall
 
 
 @dataclass(frozen=True)

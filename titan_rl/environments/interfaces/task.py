@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_overridden
 from titan_rl.data import seeds
-from titan_rl.data.rows.row_fields import Message
-from titan_rl.data.types import Prompt, correct
-from titan_rl.environments.agents.agent import Agent
-from titan_rl.environments.conversation.tools import Schema, Tool, schema_of
+from titan_rl.data.types import Message, Prompt, correct
+from titan_rl.environments.interfaces.agent import Agent
 from titan_rl.environments.interfaces.environment import Environment, Replying
+from titan_rl.environments.interfaces.tool import Schema, Tool, schema_of
 
 __all__ = ["RewardParts", "Size", "Task", "TaskWrapper", "UserCodeError", "correct", "parts_of", "task_of"]
 

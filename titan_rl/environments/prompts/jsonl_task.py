@@ -16,10 +16,9 @@ from pydantic import Field
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.rows.row_files import find_file
 from titan_rl.data.rows.splits import Split, epoch_order, key, split_by_file, split_by_share
-from titan_rl.data.types import Prompt
+from titan_rl.data.types import Message, Prompt
 from titan_rl.environments.interfaces.task import RewardParts, Size, Task
 from titan_rl.environments.prompts.row_files import DataRow, read_rows, without_answer
 

@@ -10,18 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import (
-    Message,
-    check_finite,
-    encodable,
-    joined,
-    messages,
-    names,
-    shown,
-    text,
-    written,
-)
+from titan_rl.data.rows.row_fields import check_finite, encodable, joined, messages, names, shown, text, written
 from titan_rl.data.rows.row_files import read_raw_rows
+from titan_rl.data.types import Message
 
 _PROMPTS = ("prompt", "question", "messages")
 

@@ -15,12 +15,11 @@ from pydantic import Field
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Count, Seconds, Style
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.rows.row_fields import Message
-from titan_rl.data.types import Prompt
+from titan_rl.data.types import Message, Prompt
 from titan_rl.environments.conversation.session_limit import Sessions
-from titan_rl.environments.conversation.tools import ToolError
 from titan_rl.environments.interfaces.environment import OVER, OneAnswer, Reply
 from titan_rl.environments.interfaces.task import Task
+from titan_rl.environments.interfaces.tool import ToolError
 
 _SEEDS = 2**31
 

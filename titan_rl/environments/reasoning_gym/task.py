@@ -9,8 +9,7 @@ from reasoning_gym.factory import DATASETS
 
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.rows.row_fields import Message
-from titan_rl.data.types import Prompt
+from titan_rl.data.types import Message, Prompt
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.reasoning_gym.checked_families import RUNS_THE_ANSWER
 from titan_rl.environments.reasoning_gym.families import (

@@ -20,7 +20,7 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.kinds import Count
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.rows.row_fields import written
-from titan_rl.environments.servers.address import one_line, run_in_thread
+from titan_rl.environments.interfaces.server_address import one_line, run_in_thread
 
 _SECTION = "task.judge"
 _ATTEMPTS, _PAUSE_SECONDS = 3, 0.2

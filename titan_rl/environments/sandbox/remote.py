@@ -23,9 +23,9 @@ import httpx
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Count, Seconds
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
+from titan_rl.environments.interfaces.server_address import Address, checked_address, one_line, run_in_thread
 from titan_rl.environments.sandbox.program import Call, CallResult, Limits, Outcome, Program, SandboxFailed
 from titan_rl.environments.sandbox.program_report import ExitReport, as_task, outcome_of
-from titan_rl.environments.servers.address import Address, checked_address, one_line, run_in_thread
 from titan_rl.environments.servers.http_session import HttpSession, read_object
 
 _SECTION, _EXAMPLE = "task.sandbox", "http://127.0.0.1:8080"

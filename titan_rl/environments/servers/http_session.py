@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.servers.address import Address, one_line
+from titan_rl.environments.interfaces.server_address import Address, one_line
 
 _MAX_BYTES = 16 << 20
 """Of a response."""

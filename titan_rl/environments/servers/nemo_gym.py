@@ -20,17 +20,17 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Count, Seconds, Style
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.numbers import finite
-from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.rows.row_files import find_file
-from titan_rl.data.types import Prompt, ToolCall
+from titan_rl.data.types import Message, Prompt, ToolCall
 from titan_rl.environments.conversation.session_limit import Sessions
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls
-from titan_rl.environments.conversation.tools import MAX_RESULT, Tool, ToolEnvironment, ToolError
+from titan_rl.environments.conversation.tools import MAX_RESULT, ToolEnvironment
 from titan_rl.environments.interfaces.environment import EnvironmentFailed, Reply
+from titan_rl.environments.interfaces.server_address import SETTING, one_line, read_address, run_in_thread
+from titan_rl.environments.interfaces.tool import Tool, ToolError
 from titan_rl.environments.prompts.jsonl_task import RowsOptions, RowsTask
 from titan_rl.environments.prompts.row_files import DataRow
 from titan_rl.environments.prompts.seeded_task import needs
-from titan_rl.environments.servers.address import SETTING, one_line, read_address, run_in_thread
 from titan_rl.environments.servers.http_session import HttpSession, read_object
 from titan_rl.environments.servers.mapping import as_text
 from titan_rl.environments.servers.nemo_gym_rows import messages_of, read_rows, schemas_of

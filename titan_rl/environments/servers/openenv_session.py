@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from titan_rl.data.numbers import finite
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.servers.address import Address, one_line
+from titan_rl.environments.interfaces.server_address import Address, one_line
 
 T = TypeVar("T")
 _MAX_BYTES = 16 << 20

@@ -17,12 +17,12 @@ from pydantic import Field
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.seeds import is_held_out
-from titan_rl.data.types import Prompt
+from titan_rl.data.types import Message, Prompt
 from titan_rl.environments.conversation.tool_calls import Call, read_calls
-from titan_rl.environments.conversation.tools import Tool, ToolEnvironment, ToolError
+from titan_rl.environments.conversation.tools import ToolEnvironment
 from titan_rl.environments.interfaces.task import RewardParts, Task
+from titan_rl.environments.interfaces.tool import Tool, ToolError
 
 _OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 _EXPRESSION = re.compile(r"\s*(-?\d{1,40})\s*([-+*])\s*(-?\d{1,40})\s*", re.ASCII)

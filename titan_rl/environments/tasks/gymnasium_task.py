@@ -26,10 +26,10 @@ from titan_rl.config.sections.kinds import Count
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.conversation.blocking_thread import BlockingThread
-from titan_rl.environments.conversation.tools import ToolError
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
+from titan_rl.environments.interfaces.server_address import run_in_thread
+from titan_rl.environments.interfaces.tool import ToolError
 from titan_rl.environments.prompts.seeded_task import SteppedEnvironment, SteppedOptions, SteppedTask, StepResult, needs
-from titan_rl.environments.servers.address import run_in_thread
 from titan_rl.environments.servers.mapping import ToText, as_text, read_observation, user_function
 
 _RENDER = "render"

@@ -1,6 +1,6 @@
 """Python tool: a model's programs run in the sandbox; their output is the result."""
 
-from titan_rl.environments.conversation.tools import Tool
+from titan_rl.environments.interfaces.tool import Tool
 from titan_rl.environments.sandbox.pool import check_sandbox, shared_sandbox
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program
 

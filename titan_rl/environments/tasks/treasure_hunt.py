@@ -24,8 +24,7 @@ from pydantic import Field
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.rows.row_fields import Message
-from titan_rl.data.types import Prompt
+from titan_rl.data.types import Message, Prompt
 from titan_rl.environments.interfaces.environment import OVER, OneAnswer, Reply
 from titan_rl.environments.interfaces.task import RewardParts, Task
 

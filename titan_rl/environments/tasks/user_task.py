@@ -17,12 +17,12 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, check_spelling, is_method, is_overridden, resolve, what_happened
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.rows.row_fields import Message
-from titan_rl.data.types import Prompt
-from titan_rl.environments.agents.agent import Agent
-from titan_rl.environments.conversation.tools import Schema, Tool, ToolEnvironment, schema_of
+from titan_rl.data.types import Message, Prompt
+from titan_rl.environments.conversation.tools import ToolEnvironment
+from titan_rl.environments.interfaces.agent import Agent
 from titan_rl.environments.interfaces.environment import Environment
 from titan_rl.environments.interfaces.task import REPLYING, RewardParts, Size, Task, UserCodeError
+from titan_rl.environments.interfaces.tool import Schema, Tool, schema_of
 from titan_rl.environments.rewards.functions import as_parts, shown, source_file
 
 _REQUIRED = ("prompt", "messages", "demonstration", "score")
@@ -109,7 +109,7 @@ class UserTask(Task):
         if isinstance(tool, dict) and self.own_methods & {"environment", "agent"}:
             return tool
         raise ConfigError(
-            f"{self.label}: tools holds {shown(tool)}: give titan_rl.environments.conversation.tools.Tool objects"
+            f"{self.label}: tools holds {shown(tool)}: give titan_rl.environments.interfaces.tool.Tool objects"
         )
 
     def check(self) -> None:

@@ -21,10 +21,10 @@ from titan_rl.mesh.forking import fork_client
 from titan_rl.mesh.forking.forking import FORK_SERVERS, client_arguments, imports_done
 from titan_rl.mesh.hosts.worker_loop import AGENT_FILE
 from titan_rl.mesh.processes import processes
+from titan_rl.mesh.processes.concurrent import concurrent_endpoint
 from titan_rl.mesh.resources.cores import available_cores
 from titan_rl.mesh.resources.host_identity import host_identity
 from titan_rl.mesh.resources.network import address_for, interface_of
-from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
 
 _LOG_BYTES = 1 << 18
 """Of a log, handed on at once."""

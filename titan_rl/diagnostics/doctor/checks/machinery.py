@@ -11,11 +11,11 @@ from pathlib import Path
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.controller.planning.memory_plan import GIB, held_at_once, memory_limit, memory_needs
+from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
-from titan_rl.diagnostics.doctor.probes import actors as probes
-from titan_rl.environments.conversation.tools import schema_of
 from titan_rl.environments.interfaces.task import parts_of
+from titan_rl.environments.interfaces.tool import schema_of
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.sandbox.pool import shared_sandbox
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program

@@ -9,10 +9,10 @@ import numpy as np
 from jinja2 import TemplateError
 
 from titan_rl.controller.preflight.checks import stops_of, tokenizer_of
-from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.text import pieces, turns
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, text_settings
+from titan_rl.data.types import Message
 from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.environments.interfaces.task import task_of

@@ -5,10 +5,10 @@ import numpy as np
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.controller.preflight.checks import tokenizer_of
 from titan_rl.data.types import Batch, Group, Provenance, Rollout
+from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import sample_of
 from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
-from titan_rl.diagnostics.doctor.probes import actors as probes
 from titan_rl.diagnostics.doctor.probes.agreement import compare
 from titan_rl.environments.rollout.group import encode_prompt
 

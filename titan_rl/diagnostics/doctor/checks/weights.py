@@ -8,10 +8,10 @@ from safetensors import safe_open
 
 from titan_rl.config.io.bounded_files import read_json
 from titan_rl.data.types import Completion
+from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest, sample_of
 from titan_rl.diagnostics.doctor.context import CheckContext, usable
 from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
-from titan_rl.diagnostics.doctor.probes import actors as probes
 from titan_rl.diagnostics.doctor.probes.agreement import Limits, compare
 from titan_rl.diagnostics.doctor.probes.bandit import FAR, Bandit
 from titan_rl.mesh.members.endpoints import TrainerEndpoints

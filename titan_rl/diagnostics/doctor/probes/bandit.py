@@ -14,9 +14,9 @@ import pandas as pd
 
 from titan_rl.config.sections.kinds import MOST_TEMPERATURE
 from titan_rl.data.types import Batch, Group, Provenance, Request, Rollout, Row, Turn
+from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest, Reading
 from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
-from titan_rl.diagnostics.doctor.probes import actors as probes
 
 if TYPE_CHECKING:
     from titan_rl.diagnostics.doctor.context import CheckContext

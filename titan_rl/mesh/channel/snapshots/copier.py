@@ -15,8 +15,8 @@ from monarch.actor import Actor
 from titan_rl.mesh.channel.memory.region import WRITING, Region, RegionHandle
 from titan_rl.mesh.channel.snapshots.keeper import whole_slot
 from titan_rl.mesh.channel.sources import Rdma, TornRead
+from titan_rl.mesh.processes.concurrent import concurrent_endpoint
 from titan_rl.mesh.resources.background_thread import in_side_thread
-from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
 
 _POLL_SECONDS = 0.1
 _READ_SECONDS = 60.0
