@@ -21,7 +21,7 @@ from titan_rl.data.types import Group, Layout, Provenance, Rollout, Row, Sample,
 from titan_rl.records.metrics import sampling_metrics
 from titan_rl.trainer.objective.objective import loss_and_sums
 from titan_rl.trainer.objective.preparation import with_advantages
-from titan_rl.trainer.whole_rollouts import joined_loss
+from titan_rl.trainer.objective.whole_rollouts import joined_loss
 
 NUM_NEW = 8
 ROW_TOKENS = (6, 9, 200)

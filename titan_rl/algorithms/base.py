@@ -33,7 +33,7 @@ class LossInputs:
     offsets_N: torch.Tensor | None = None
     """int64 [N + 1], from 0 to S: sample n of the row, a whole rollout with all its branches, has the tokens
     [offsets_N[n], offsets_N[n + 1]). No sample is split over rows: of one whose branches lie in several, all tokens
-    stand together in one of their own, and weigh 0 where they lie (trainer/whole_rollouts.py). None where
+    stand together in one of their own, and weigh 0 where they lie (trainer/objective/whole_rollouts.py). None where
     ``is_token_sum`` has the loss of a part of a row computed."""
     branch_offsets: torch.Tensor | None = None
     """Where advantages are refined, the same of the samples' branches, which do not see each other; None: each sample

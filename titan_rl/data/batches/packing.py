@@ -4,7 +4,7 @@ What samples share comes once: a group's prompt, and what branches of a rollout 
 part is a segment, which sees those that it goes on from and itself (models/layers/attention.py). The last token of a
 sample is only ever a target, so it is left out of the row. Weights are worked out over the whole batch here, once, so
 that no layout can change a loss. A rollout weighs the same whatever number of branches it is in; where they come to lie
-in several rows, these say so, and the trainer puts together what is asked of the whole (trainer/whole_rollouts.py).
+in several rows, these say so, and the trainer puts the whole together (trainer/objective/whole_rollouts.py).
 
 Dimensions: T tokens of a row or a sample, S trained tokens of a row.
 """

@@ -19,7 +19,7 @@ from titan_rl.data.types import Row, all_zero
 from titan_rl.trainer.distributed.ranks import anywhere, gathered, sum_over_ranks
 from titan_rl.trainer.model.sharded_model import ShardedModel
 from titan_rl.trainer.objective.objective import loss_inputs, no_statistics
-from titan_rl.trainer.whole_rollouts import Join, join
+from titan_rl.trainer.objective.whole_rollouts import Join, join
 
 _EPSILON = 1e-8
 Finder = Callable[[list[Row]], list[dict[str, np.ndarray]]]

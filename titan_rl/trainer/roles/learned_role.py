@@ -36,8 +36,8 @@ from titan_rl.trainer.model.optimizer import build_optimizer, load_schedule
 from titan_rl.trainer.model.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.objective.nonfinite import find_nonfinite_samples
 from titan_rl.trainer.objective.preparation import completed
+from titan_rl.trainer.objective.whole_rollouts import joined_loss
 from titan_rl.trainer.titan_config import TitanConfig, learned_titan
-from titan_rl.trainer.whole_rollouts import joined_loss
 
 RoleResult = dict[str, float] | BadNumbers
 """Result of a batch: metrics, or the non-finite samples for which no update was applied."""

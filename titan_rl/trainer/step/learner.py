@@ -58,6 +58,7 @@ from titan_rl.trainer.objective.preparation import (
     with_placed_columns,
     with_role_columns,
 )
+from titan_rl.trainer.objective.whole_rollouts import JoinedLoss, joined_loss
 from titan_rl.trainer.rank_interface import T, TrainerRank
 from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen import FrozenRole, roles_with_trainer
@@ -75,7 +76,6 @@ from titan_rl.trainer.state.checkpoint_state import (
 )
 from titan_rl.trainer.step.supervised import supervised_steps
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
-from titan_rl.trainer.whole_rollouts import JoinedLoss, joined_loss
 
 
 @dataclass(frozen=True)
