@@ -77,10 +77,10 @@ def answer(command: Callable[[list[str]], int], arguments: list[str] | None = No
         finally:
             print(end="", flush=True)  # here, where it can be answered for: Python does it after the last line
     except ConfigError as error:
-        line = f"titan-rl: {_one_line(error)}"
-        say(line, sys.stderr)
+        lines = "\n".join(f"titan-rl: {_one_line(finding)}" for finding in error.findings)
+        say(lines, sys.stderr)
         if world is not None:
-            report_to_torchrun(world, line)
+            report_to_torchrun(world, lines)
         return EXIT_USER
     except KeyboardInterrupt:
         print("titan-rl: stopped", file=sys.stderr)
@@ -171,9 +171,9 @@ def check_started_once(environment: Mapping[str, str], *, joins_torchrun: bool =
             raise ConfigError(why)
 
 
-def _one_line(error: ConfigError) -> str:
+def _one_line(finding: str) -> str:
     """However long what was given is, the mend at the end stays."""
-    text = printable(" ".join(str(error).splitlines()))
+    text = printable(" ".join(finding.splitlines()))
     half = _MAX_CHARACTERS // 2
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
 

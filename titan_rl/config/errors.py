@@ -1,5 +1,30 @@
 """The one kind of error that a user's mistake is."""
 
+from collections.abc import Sequence
+
 
 class ConfigError(ValueError):
     """A user's mistake: one line, exit code 2, nothing started."""
+
+    @property
+    def findings(self) -> Sequence[str]:
+        """A line for each mistake."""
+        return [str(self)]
+
+
+class ConfigErrors(ConfigError):
+    """Several mistakes, each with a line of its own."""
+
+    def __init__(self, findings: Sequence[str]):
+        super().__init__("\n".join(findings))
+        self._findings = list(findings)
+
+    @property
+    def findings(self) -> Sequence[str]:
+        return self._findings
+
+
+def raise_findings(findings: Sequence[str]) -> None:
+    """Errors: ConfigError of all findings; none without any."""
+    if findings:
+        raise ConfigErrors(findings) if len(findings) > 1 else ConfigError(findings[0])

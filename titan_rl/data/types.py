@@ -14,6 +14,8 @@ import numpy as np
 from titan_rl.data.fast_pickle import FastPickle
 from titan_rl.data.spans import Span
 
+Message = dict[str, str]
+"""Of a conversation: role and content, as chat templates take them."""
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
 """Of each trained token, float32: the outcome of its sample, and its weight in a mean over all samples of a batch."""
 

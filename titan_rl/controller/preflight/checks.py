@@ -1,6 +1,6 @@
 """Everything that a run can be refused for, checked before any process starts. Needs torch, so it follows the TOML."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
 from titan_rl.config.device_defaults import for_device
+from titan_rl.config.errors import raise_findings
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.model_directory.directory import stop_token_ids
@@ -105,38 +106,87 @@ def resolve(config: Config, num_held_out: int = 0, *, on_cpu: bool | None = None
     )
 
 
-def check(config: Config, keys: Collection[str] | None = None) -> Checked:
-    """``keys``: which settings must have an effect; None: all. Errors: ConfigError for whatever would keep the run from
-    its first step, as far as it can be told here."""
-    checked = resolve(config, config.eval.prompts)
-    config = checked.config
-    check_read(config, checked.algorithm, checked.titan, checked.task, keys)
-    check_together(config, checked.titan)
-    check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
-    check_model(config, checked.family)
-    if config.lora.rank and checked.algorithm.head == "value":
+@dataclass(frozen=True)
+class Check:
+    """Something that a run can be refused for."""
+
+    name: str
+    run: Callable[[Checked], Checked | None]
+    """What it found out beside, as a field of ``Checked``. Errors: ConfigError."""
+    needs: str = ""
+    """Check without which this one could not tell."""
+    applies: Callable[[Config], bool] = lambda config: True
+    asks_others: bool = False
+    """Whether it sends to a server; then it is the mend of everything else that comes first."""
+
+
+def _check_algorithm(checked: Checked) -> None:
+    check_algorithm(checked.algorithm, f"algorithm.name = {checked.config.algorithm.name!r}")
+
+
+def _check_adapted_head(checked: Checked) -> None:
+    if checked.config.lora.rank and checked.algorithm.head == "value":
         raise ConfigError(
-            f"lora.rank = {config.lora.rank}: algorithm.name = {config.algorithm.name!r} trains a head for values, "
-            f"which adapters leave as it is: leave [lora] out"
+            f"lora.rank = {checked.config.lora.rank}: algorithm.name = {checked.config.algorithm.name!r} trains a head "
+            f"for values, which adapters leave as it is: leave [lora] out"
         )
-    check_roles(config, checked.algorithm, checked.family)
-    check_reward_model(config, checked.algorithm, checked.family)
-    check_judges(config.task, config.verifier.score_timeout)
-    check_transport(config)
-    check_placement(config)
-    check_checkpoints(config)
-    checked = replace(checked, host_launcher=check_hosts(config))
-    check_trackers(config.metrics)
-    if config.data.file:
-        return with_dataset(checked)
-    with checking():
-        check_prompts(checked)
-    if config.eval.grader:
-        check_grader(config.task, config.eval.grader, config.run.plugin_path)
-    if config.task.sandbox:
-        check_server(config.task.sandbox)
-    ask_judges(config.task)
-    checked.task.check_ready()
+
+
+def _samples(config: Config) -> bool:
+    return not config.data.file
+
+
+CHECKS = (
+    Check("settings together", lambda c: check_together(c.config, c.titan)),
+    Check("algorithm", _check_algorithm),
+    Check("model", lambda c: check_model(c.config, c.family)),
+    Check("adapted head", _check_adapted_head),
+    Check("roles", lambda c: check_roles(c.config, c.algorithm, c.family)),
+    Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family)),
+    Check("judges", lambda c: check_judges(c.config.task, c.config.verifier.score_timeout)),
+    Check("transport", lambda c: check_transport(c.config)),
+    Check("placement", lambda c: check_placement(c.config)),
+    Check("checkpoints", lambda c: check_checkpoints(c.config)),
+    Check("hosts", lambda c: replace(c, host_launcher=check_hosts(c.config))),
+    Check("trackers", lambda c: check_trackers(c.config.metrics)),
+    Check("dataset", lambda c: with_dataset(c), needs="model", applies=lambda config: not _samples(config)),
+    Check("prompts", lambda c: check_prompts(c), needs="model", applies=_samples),
+    Check(
+        "grader",
+        lambda c: check_grader(c.config.task, c.config.eval.grader, c.config.run.plugin_path),
+        applies=lambda config: bool(config.eval.grader) and _samples(config),
+    ),
+    Check(
+        "sandbox server",
+        lambda c: check_server(c.config.task.sandbox),
+        applies=lambda config: bool(config.task.sandbox) and _samples(config),
+        asks_others=True,
+    ),
+    Check("judges' servers", lambda c: ask_judges(c.config.task), applies=_samples, asks_others=True),
+    Check("task's servers", lambda c: c.task.check_ready(), applies=_samples, asks_others=True),
+)
+
+
+def check(config: Config, keys: Collection[str] | None = None) -> Checked:
+    """``keys``: which settings must have an effect; None: all. Errors: ConfigError with a line for whatever would keep
+    the run from its first step, as far as it can be told here."""
+    checked = resolve(config, config.eval.prompts)
+    read = Check("read", lambda c: check_read(c.config, c.algorithm, c.titan, c.task, keys))
+    findings: list[str] = []
+    failed: set[str] = set()
+    for each in (read, *CHECKS):
+        if each.needs in failed or (each.asks_others and findings) or not each.applies(checked.config):
+            continue
+        try:
+            checked = each.run(checked) or checked
+        except ConfigError as error:
+            findings += error.findings
+            failed.add(each.name)
+        except Exception:
+            if not findings:
+                raise
+            failed.add(each.name)  # by what was found before, or the next try tells
+    raise_findings(list(dict.fromkeys(findings)))
     return checked
 
 
@@ -177,6 +227,11 @@ def read_config(checked: Checked) -> PreTrainedConfig:
 def check_prompts(checked: Checked) -> None:
     """Errors: ConfigError if a prompt, tokenized as it will be, leaves no room for an answer, holds a character that
     the tokenizer does not know, or has no worked example where SFT needs one; or if there is no chat template."""
+    with checking():
+        _check_prompts(checked)
+
+
+def _check_prompts(checked: Checked) -> None:
     config, task = checked.config, checked.task
     tokenizer = tokenizer_of(config)
     _check_text(checked, tokenizer)

@@ -13,7 +13,8 @@ from functools import cache
 from typing import Any
 
 from titan_rl.algorithms.base import Algorithm
-from titan_rl.config.load import ConfigError, as_dict
+from titan_rl.config.errors import raise_findings
+from titan_rl.config.load import as_dict
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.environments.interfaces.task import Task
@@ -254,17 +255,20 @@ _ONLY_THEIR_OWN = {
 def check_read(
     config: Config, algorithm: Algorithm, titan: TitanConfig, task: Task, keys: Collection[str] | None = None
 ) -> None:
-    """``keys``: those that are asked about; None: all. Errors: ConfigError for the first setting that differs from its
-    default and that the run would never read."""
-    run = Run(config, algorithm, titan, task)
+    """``keys``: those to check; None: all. Errors: ConfigError for settings that differ from their defaults and that
+    the run would never read, once for a section that has no effect."""
+    run, findings, refused = Run(config, algorithm, titan, task), [], set()
     for key, value in _set(run):
         if keys is not None and not any(f"{checked_key}.".startswith(f"{key}.") for checked_key in keys):
             continue
         section = key.partition(".")[0]
         if why := _why([] if key in _ONLY_THEIR_OWN else _RULES.get(section, ()), run):
-            raise ConfigError(f"{key} = {_shown(value)}: [{section}] has no effect: {why}")
-        if why := _why(_RULES.get(key, ()), run):
-            raise ConfigError(f"{key} = {_shown(value)} has no effect: {why}")
+            if section not in refused:
+                findings.append(f"{key} = {_shown(value)}: [{section}] has no effect: {why}")
+            refused.add(section)
+        elif why := _why(_RULES.get(key, ()), run):
+            findings.append(f"{key} = {_shown(value)} has no effect: {why}")
+    raise_findings(findings)
 
 
 def zero_learning_rates(config: Config, algorithm: Algorithm, titan: TitanConfig) -> list[str]:
