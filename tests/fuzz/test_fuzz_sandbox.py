@@ -55,6 +55,8 @@ def box(control: socket.socket, report: bytes, said: bytes, stdout: bytes, stder
     """One that takes a program, and says this of it."""
     numbers = array.array("i")
     _, ancillary, _, _ = control.recvmsg(4096, socket.CMSG_SPACE(3 * numbers.itemsize))
+    if not ancillary:
+        return  # no program was sent
     numbers.frombytes(ancillary[0][2])
     task = socket.socket(fileno=numbers[0])
     task.sendall(said)
@@ -79,10 +81,11 @@ def test_whatever_a_box_reports_is_an_outcome_or_its_failure(report, said, stdou
         thread = threading.Thread(target=box, args=(theirs, report, said, stdout, stderr))
         thread.start()
         try:
-            outcome = _Run(ours, program).outcome()
+            outcome = _Run(ours, program, None).outcome()
         except (SandboxFailed, OSError):
             return
         finally:
+            ours.close()
             thread.join()
     is_sound(outcome, program)
 
