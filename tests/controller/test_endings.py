@@ -270,9 +270,14 @@ def test_the_last_checkpoint_may_take_as_long_as_any_other_and_is_told_when_it_i
     assert rescued(0.01, Stopped()) == ["could not save step 3: writing the last checkpoint did not end within 0.01 s"]
 
 
-@pytest.mark.parametrize("settings", [dict(step=2), dict(step=0), dict(is_between_steps=False)])
+@pytest.mark.parametrize("settings", [dict(step=0), dict(is_between_steps=False)])
 def test_where_nothing_is_new_nothing_is_saved(settings):
     assert rescued(1800.0, Stopped(), **settings) == []
+
+
+def test_a_stop_right_after_a_checkpoint_leaves_the_model_alone():
+    assert rescued(1800.0, Stopped(), step=2) == ["save_hf"]
+    assert rescued(1800.0, ActorFault("no generator is left"), step=2) == []
 
 
 def test_who_asks_to_stop_is_not_told_of_what_is_not_saved_yet():

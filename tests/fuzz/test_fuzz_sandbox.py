@@ -163,6 +163,6 @@ def test_a_key_that_is_no_number_is_equal_to_none():
 @pytest.mark.parametrize("report", [b"[]", b"3", b"null", b'{"why": []}', b"{}"])
 def test_a_report_that_is_none_is_the_boxes_failure(report):
     run = _Run.__new__(_Run)
-    run.program, run.why, run.received = PROGRAMS[1], None, {0: BEGUN, 1: b"", 2: b""}
+    run.program, run.why, run.group, run.received = PROGRAMS[1], None, None, {0: BEGUN, 1: b"", 2: b""}
     with pytest.raises(SandboxFailed, match="no report"):
         run._outcome(json.loads(report))

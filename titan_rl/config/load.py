@@ -62,7 +62,7 @@ def nearest_key(key: str, section: str, names: Iterable[str]) -> str:
     our_key = other_names.KEYS.get(key, "")
     if key in other_names.NOT_HERE and section != "algorithm":
         return f"there is none here: {other_names.NOT_HERE[key]}; leave it out"
-    if not our_key or our_key == f"{section}.{key}":
+    if not our_key or our_key == f"{section}.{key}" or difflib.get_close_matches(key, names, n=1, cutoff=0.85):
         return nearest(key, names)
     same_section = our_key.removeprefix(f"{section}.")
     return f"did you mean {same_section!r}?" if same_section in set(names) else f"here it is {our_key}"

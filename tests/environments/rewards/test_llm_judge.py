@@ -144,7 +144,7 @@ def test_one_that_says_nothing_has_a_deadline():
 
 def scored(task: TaskConfig, *answers: str, grader: str | None = None):
     async def run():
-        folders = [str(Path(__file__).parent), str(SUPPORT / "data")]
+        folders = [str(Path(__file__).parent), str(SUPPORT), str(SUPPORT / "data")]
         prompt = make_task(task, folders).prompt("train", 0, 0)
         made = Scorer(task, folders, 20.0, 8) if grader is None else GradedScorer(task, grader, folders, 20.0, 8)
         await made.start()

@@ -145,8 +145,15 @@ def test_what_the_model_did_wrong_it_is_told(answer, on, told, tmp_path):
     assert rollout.turns[0].calls[0].status == "error"
 
 
-@pytest.mark.parametrize("arguments", ['{"value": 1e999}', '{"value": "half \\ud800", "name": "x", "self": 1}'])
-def test_arguments_that_cannot_be_sent_are_no_fault_of_the_machinery(arguments, tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "reply"),
+    [
+        ('{"value": 1e999}', "error: "),
+        ('{"value": "half \\ud800"}', "error: "),
+        ('{"name": "x", "self": 1}', '{"name": "x", "self": 1}'),
+    ],
+)
+def test_arguments_that_cannot_be_sent_are_no_fault_of_the_machinery(arguments, reply, tmp_path):
     """Infinity is no JSON, half a character is no text; and a tool's arguments may have any name."""
     anything = {"type": "object", "properties": {}}
     tool = {"type": "function", "name": "take", "parameters": anything}
@@ -156,14 +163,13 @@ def test_arguments_that_cannot_be_sent_are_no_fault_of_the_machinery(arguments, 
         task = task_of(tmp_path, port, "chat", [row(1, tools=[tool]), row(2, tools=[tool])])
         environment = task.environment(prompt_of(task))
         await environment.reset()
-        reply = await environment.step(f'<tool_call>{{"name": "take", "arguments": {arguments}}}</tool_call>')
+        step_reply = await environment.step(f'<tool_call>{{"name": "take", "arguments": {arguments}}}</tool_call>')
         await environment.step("done")
         await environment.close()
-        return reply.messages[0]["content"]
+        return step_reply.messages[0]["content"]
 
     with serving(server.app) as port:
-        said = asyncio.run(step(port))
-    assert "half ?" in said and '"self": 1' in said if "half" in arguments else said.startswith("error: ")
+        assert asyncio.run(step(port)).startswith(reply)
 
 
 def status(number: int):

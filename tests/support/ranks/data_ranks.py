@@ -59,7 +59,7 @@ def config_of(case: Case, folder: Path):
             "held_out_share": 0.3,
         },
         "optimizer": {"lr": 1e-3, "eps": EPS},
-        "rollout": {"share_prefix": case.share_prefix},
+        "rollout": {} if case.share_prefix or name in KINDS else {"share_prefix": False},
         "training": {"steps": 10, "seq_len": case.seq_len},
         "parallelism": case.parallelism,
     }
