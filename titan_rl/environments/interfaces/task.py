@@ -85,7 +85,7 @@ class Task:
         return Replying(partial(self.reply, prompt))
 
     def agent(self, prompt: Prompt) -> Agent:
-        """New agent (agents/agent.py) for one sample of the prompt, in the place of ``environment``."""
+        """New agent (interfaces/agent.py) for one sample of the prompt, in the place of ``environment``."""
         raise NotImplementedError
 
     def row(self, prompt: Prompt) -> dict[str, Any]:
