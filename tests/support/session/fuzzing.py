@@ -91,9 +91,10 @@ def within_bounds() -> Iterator[None]:
 
 
 def assert_one_line(error: Exception) -> None:
-    """As a command tells it."""
-    line = _one_line(error if isinstance(error, ConfigError) else ConfigError(str(error)))
-    assert line.strip() and line.isprintable() and len(line) <= _LONGEST_LINE, line[:200]
+    """As a command tells it; several findings, each in one."""
+    for finding in error.findings if isinstance(error, ConfigError) else [str(error)]:
+        line = _one_line(finding)
+        assert line.strip() and line.isprintable() and len(line) <= _LONGEST_LINE, line[:200]
 
 
 # values
