@@ -115,7 +115,9 @@ def _call(place: str, call: Any) -> MessageCall:
     check_finite(place, {"arguments": arguments})
     name = encodable(place, "name", function["name"])
     checked: MessageCall = {"type": "function", "function": {"name": name, "arguments": arguments or {}}}
-    return checked | {"id": text(place, "id", call["id"])} if call.get("id") else checked
+    if call.get("id"):
+        checked["id"] = text(place, "id", call["id"])
+    return checked
 
 
 def _from_json(place: str, name: str, value: Any) -> Any:

@@ -8,7 +8,9 @@ A conversation is rendered by the model's chat template, and cut where the assis
 The cuts are where the template's renderings of the conversation's beginnings end. Each piece is tokenized once, by
 itself, as sampling meets it: the prompt first, then the answer. Of the assistant's piece what follows its last control
 token (the end of the turn) is the template's. Where a template renders an answer otherwise once more follows, as Qwen3
-does with empty thoughts, the piece goes up to the next answer, and its first end of a turn ends what is learned. A
+does with empty thoughts, the piece goes up to the next answer, and its first end of a turn ends what is learned. Where
+an option alone opens an answer in words that the whole has not, as ``enable_thinking = false`` does in Qwen3's earlier
+answers, the answer begins as without options. A
 template that renders what comes before an answer otherwise is cut by its own ``{% generation %}`` marks, or else
 refused. So is one that leaves out what an answer says.
 """
@@ -25,7 +27,8 @@ from titan_rl.data.text.control_tokens import check_plain, plain
 from titan_rl.data.text.endings import end_of_answer, with_end
 from titan_rl.data.text.message_forms import texts_of
 from titan_rl.data.text.pieces import beginning, encode, encode_behind, encode_from_start
-from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.rendering import without_options
+from titan_rl.data.text.tokenizer import Tokenizer, decoded
 from titan_rl.data.text.turns import check_roles
 from titan_rl.data.types import Message, Provenance, content_of, reasoning_of
 
@@ -92,15 +95,18 @@ def encode_conversation(
     rendered = render_with_tools(tokenizer, conversation, tools, add_generation_prompt=False)
     cuts = _cuts(tokenizer, conversation, len(prompt), rendered, tools)
     if cuts is None:
-        return _by_marks(tokenizer, prompt, conversation, tools)
-    _check_shown(conversation[len(prompt) :], [rendered[a:b] for a, b in zip(cuts[::2], cuts[1::2], strict=True)])
+        tokens, provenance = _by_marks(tokenizer, prompt, conversation, tools)
+        learned = decoded(tokenizer, tokens[provenance == Provenance.MODEL])
+        _check_shown(answer, [learned] * len(answer))
+        return tokens, provenance
+    _check_shown(answer, [rendered[begin:end] for begin, end in zip(cuts[::2], cuts[1::2], strict=True)])
     return _tokens(_owned(tokenizer, rendered, cuts))
 
 
 def _check_shown(answer: list[Message], spans: list[str]) -> None:
     """Check of what is learned for what the assistant's messages say, white space aside. Errors: ConfigError."""
     own = [each for each in answer if each["role"] == "assistant"]
-    for each, span in zip(own, spans, strict=True):
+    for each, span in zip(own, spans, strict=False):
         written = "".join(span.split())
         parts = [("content", content_of(each)), *reasoning_of(each).items()]
         parts += [("tool_calls", call["function"]["name"]) for call in each.get("tool_calls", ())]
@@ -137,8 +143,11 @@ def _cuts(
 
     def beginning_of(count: int, *, asks: bool) -> int | None:
         """Length of the rendering of so many messages; None if the whole does not begin so."""
-        text = render_with_tools(tokenizer, conversation[:count], tools, add_generation_prompt=asks) if count else ""
-        return len(text) if rendered.startswith(text) else None
+        for view in (tokenizer, without_options(tokenizer)) if asks else (tokenizer,):
+            text = render_with_tools(view, conversation[:count], tools, add_generation_prompt=asks) if count else ""
+            if rendered.startswith(text):
+                return len(text)
+        return None
 
     places = [place for place in range(first, len(conversation)) if conversation[place]["role"] == "assistant"]
     begins = [beginning_of(place, asks=True) for place in places]

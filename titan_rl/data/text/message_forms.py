@@ -65,13 +65,15 @@ def arguments_of(value: Any, what: str) -> dict[str, Any]:
 # what a template takes
 
 
-@lru_cache(maxsize=16)
-def call_form(tokenizer: Tokenizer, has_tools: bool) -> CallForm | None:
+@lru_cache(maxsize=32)
+def call_form(tokenizer: Tokenizer, has_tools: bool, no_content: str | None = None) -> CallForm | None:
     """First form of tool calls of which the chat template writes name and arguments; None if there is none.
 
-    ``has_tools``: whether the conversation has tools, for which some models have another template.
+    ``has_tools``: whether the conversation has tools, for which some models have another template. ``no_content``:
+    what stands for it in the message, and is kept if the template takes it.
     """
-    return next((form for form in _CALL_FORMS if _shows_call(tokenizer, form, has_tools)), None)
+    forms = sorted(_CALL_FORMS, key=lambda form: form.no_content != no_content)
+    return next((form for form in forms if _shows_call(tokenizer, form, has_tools)), None)
 
 
 def _shows_call(tokenizer: Tokenizer, form: CallForm, has_tools: bool) -> bool:
@@ -128,10 +130,10 @@ def _fitted(tokenizer: Tokenizer, each: Message, has_tools: bool) -> Message:
     if name := next((name for name in REASONING if name in fields), None):
         fields[_reasoning_name(tokenizer, name, has_tools)] = fields.pop(name)
     if calls := each.get("tool_calls"):
-        if (form := call_form(tokenizer, has_tools)) is None:
+        if (form := call_form(tokenizer, has_tools, "" if each.get("content") == "" else None)) is None:
             raise ConfigError(_NO_CALLS)
         fields["tool_calls"] = [form.apply(call) for call in calls]
-        if fields.get("content") is None:
+        if not fields.get("content"):
             fields["content"] = form.no_content
     result: Any = fields
     return result

@@ -105,6 +105,12 @@ def with_options(tokenizer: Tokenizer, options: Mapping[str, Any]) -> Tokenizer:
 
 
 @lru_cache(maxsize=16)
+def without_options(tokenizer: Tokenizer) -> Tokenizer:
+    """Tokenizer whose chat template has no options."""
+    return set_text(copy.copy(tokenizer), replace(text_settings(tokenizer), template_kwargs={}))
+
+
+@lru_cache(maxsize=16)
 def _with_options(tokenizer: Tokenizer, options: str) -> Tokenizer:
     """A copy that shares the vocabulary: whatever is found out about a template is found out for its options, too."""
     own, settings = json.loads(options), text_settings(tokenizer)
