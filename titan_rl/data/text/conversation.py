@@ -28,7 +28,7 @@ from titan_rl.data.text.endings import end_of_answer, with_end
 from titan_rl.data.text.message_forms import texts_of
 from titan_rl.data.text.pieces import beginning, encode, encode_behind, encode_from_start
 from titan_rl.data.text.rendering import without_options
-from titan_rl.data.text.tokenizer import Tokenizer, decoded
+from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.text.turns import check_roles
 from titan_rl.data.types import Message, Provenance, content_of, reasoning_of
 
@@ -95,10 +95,7 @@ def encode_conversation(
     rendered = render_with_tools(tokenizer, conversation, tools, add_generation_prompt=False)
     cuts = _cuts(tokenizer, conversation, len(prompt), rendered, tools)
     if cuts is None:
-        tokens, provenance = _by_marks(tokenizer, prompt, conversation, tools)
-        learned = decoded(tokenizer, tokens[provenance == Provenance.MODEL])
-        _check_shown(answer, [learned] * len(answer))
-        return tokens, provenance
+        return _by_marks(tokenizer, prompt, conversation, tools)
     _check_shown(answer, [rendered[begin:end] for begin, end in zip(cuts[::2], cuts[1::2], strict=True)])
     return _tokens(_owned(tokenizer, rendered, cuts))
 
@@ -106,7 +103,7 @@ def encode_conversation(
 def _check_shown(answer: list[Message], spans: list[str]) -> None:
     """Check of what is learned for what the assistant's messages say, white space aside. Errors: ConfigError."""
     own = [each for each in answer if each["role"] == "assistant"]
-    for each, span in zip(own, spans, strict=False):
+    for each, span in zip(own, spans, strict=True):
         written = "".join(span.split())
         parts = [("content", content_of(each)), *reasoning_of(each).items()]
         parts += [("tool_calls", call["function"]["name"]) for call in each.get("tool_calls", ())]
