@@ -77,7 +77,7 @@ APART = {f"placement.{role}" for role in ROLES}
 HOSTS = {"hosts.generator", "hosts.verifier"}
 OF_TASK = {"task"}
 MADE = {"data.made_rows"}
-CHATS = {"model.chat_template_kwargs", "model.chat_template_date"}
+CHATS = {f"model.chat_template.{key}" for key in ("text", "options", "date")}
 """Of prompts of style chat, which rows of data may be, too."""
 UNREAD: dict[str, set[str]] = {
     "rollouts": {*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, *SWITCHED},
@@ -152,15 +152,24 @@ def other(value: Any) -> Any:
     return ["x"] if isinstance(value, list | tuple) else {"x": 1} if isinstance(value, dict) else "x"
 
 
+def changes(section: str, table: Any) -> Iterator[tuple[str, Any]]:
+    """Every key of a table, and of tables in it, and the table with another value there."""
+    for each in fields(table):
+        key, value = f"{section}.{each.name}", getattr(table, each.name)
+        if key == "model.chat_template.file":  # its text is in its place once a file is read
+            continue
+        inner = changes(key, value) if is_dataclass(value) else [(key, other(value))]
+        yield from ((name, replace(table, **{each.name: changed})) for name, changed in inner)
+
+
 def keys(checked: Checked) -> Iterator[tuple[str, Checked]]:
     """Every key, and the run with another value there."""
     config, titan = checked.config, checked.titan
     for section in OUR_SECTIONS:
         table = getattr(config, section)
-        for each in fields(table):
-            changed = replace(table, **{each.name: other(getattr(table, each.name))})
-            if f"{section}.{each.name}" not in ("algorithm.options", *OF_KIND):
-                yield f"{section}.{each.name}", replace(checked, config=replace(config, **{section: changed}))
+        for key, changed in changes(section, table):
+            if key not in ("algorithm.options", *OF_KIND):
+                yield key, replace(checked, config=replace(config, **{section: changed}))
     for section in ("training", "parallelism", "lr_scheduler", "compile", "comm", "debug"):
         table = getattr(titan, section)
         assert is_dataclass(table)
@@ -332,11 +341,11 @@ def test_settings_of_chats_that_no_row_of_data_reads_are_refused():
     data = {"algorithm": {"name": "sft"}, "data": {"file": "a.jsonl"}}
     chats, dated = (
         data | {"data": {"file": "a.jsonl", "chat": True}},
-        data | {"model": {"chat_template_date": "2027-01-01"}},
+        data | {"model": {"chat_template": {"date": "2027-01-01"}}},
     )
     with pytest.raises(ConfigError, match="data.chat = true has no effect: each row has messages"):
         _check_chat(load_config(None, chats), True, [said, said])
-    with pytest.raises(ConfigError, match="model.chat_template_date = '2027-01-01' has no effect: rows of text"):
+    with pytest.raises(ConfigError, match="model.chat_template.date = '2027-01-01' has no effect: rows of text"):
         _check_chat(load_config(None, dated), False, ["a"])
     for tables, is_chat, answers in ((chats, True, ["a", said]), (dated, True, [said]), (data, False, ["a"])):
         _check_chat(load_config(None, tables), is_chat, answers)

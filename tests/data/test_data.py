@@ -72,7 +72,7 @@ def test_of_a_conversation_only_what_the_assistant_wrote_is_learned():
 
 def test_a_template_that_writes_beginnings_otherwise_is_cut_by_its_marks_or_refused():
     conversation = [user("a"), assistant("long"), user("b"), assistant("more")]
-    with pytest.raises(ConfigError, match="generation"):
+    with pytest.raises(ConfigError, match="leaves out 'content'"):
         encode_conversation(tokenizer_with(FORGETFUL), [], conversation)
     tokenizer = tokenizer_with(MARKED)
     assert learned(tokenizer, *encode_conversation(tokenizer, [], conversation)) == "l<eos>more<eos>"

@@ -412,12 +412,14 @@ def test_a_template_is_told_one_date_and_its_switches():
     assert "03 Feb 2027" in tokenizer.decode(encode_messages(tokenizer, [user("ask")]))
     set_text(tokenizer, TextSettings({"date_string": "now", "thinking": True}))
     line = message_of(lambda: check_chat(tokenizer, TextUse()))
-    assert "chat_template_kwargs.thinking" in line and "date_string" in line
+    assert "model.chat_template.options.thinking" in line and "date_string" in line
 
 
 def test_a_date_that_no_template_asks_for_is_refused():
     tokenizer = set_text(MODELS["smollm2"].tokenizer(), TextSettings(date="2027-02-03"))
-    assert "chat_template_date = '2027-02-03' has no effect" in message_of(lambda: check_chat(tokenizer, TextUse()))
+    assert "model.chat_template.date = '2027-02-03' has no effect" in message_of(
+        lambda: check_chat(tokenizer, TextUse())
+    )
     tokenizer.chat_template = "{% if tools %}{{ strftime_now('%d') }}{% endif %}" + tokenizer.chat_template
     check_chat(tokenizer, TextUse())
 

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from titan_rl.config import other_names
 from titan_rl.config.errors import ConfigError
 from titan_rl.config.io.bounded_files import read_bytes, read_json
+from titan_rl.config.model_directory.chat_template import read_template
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
 from titan_rl.config.sections.schema import (
     MADE,
@@ -36,7 +37,11 @@ _TOML_BYTES = 1 << 20
 """A configuration of ten thousand lines."""
 RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
-RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
+RENAMED_KEYS = {
+    ("mesh", "hosts"): "worker_loops",
+    ("model", "chat_template_kwargs"): "chat_template.options",
+    ("model", "chat_template_date"): "chat_template.date",
+}
 """The same for keys: section and former name to the new one."""
 SWITCHES = {"sft": ("steps", 0), "lora": ("rank", 0), "curriculum": ("least_chance", 1), "hosts": ("launcher", "local")}
 """Keys that turn their whole section off, by a value: given over a file, what the file says in it no longer counts."""
@@ -81,13 +86,7 @@ def build_section(cls: type[T], values: dict[str, Any], section: str, also_known
 
     ``also_known``: keys of the same section that somebody else reads, for the hint.
     """
-    assert is_dataclass(cls), "a section is one"
-    names = {f.name for f in fields(cls) if not f.name.startswith("_")}
-    for key in values:
-        if key not in names:
-            raise ConfigError(f"unknown key {section}.{key}: {nearest_key(key, section, names | set(also_known))}")
-        if isinstance(values[key], float) and not isfinite(values[key]):
-            raise ConfigError(f"{section}.{key} = {values[key]!r}: give a finite number")
+    _check_keys(cls, values, section, also_known)
     try:
         # from JSON, strict mode still takes an integer for a float and a list for a tuple, but no "3" for 3
         return _adapter(cls).validate_json(json.dumps(values, default=str), strict=True)
@@ -98,6 +97,20 @@ def build_section(cls: type[T], values: dict[str, Any], section: str, also_known
             text = json.dumps(first["input"])
             raise ConfigError(f"{where} = {text} is no text: put it in quotes, as in --{where} '\"{text}\"'") from None
         raise ConfigError(f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _check_keys(cls: Any, values: dict[str, Any], section: str, also_known: Iterable[str] = ()) -> None:
+    """Check of a table's keys, and of tables in it that have keys of their own. Errors: as ``build_section``."""
+    assert is_dataclass(cls), "a section is one"
+    kinds = {f.name: f.type for f in fields(cls) if not f.name.startswith("_")}
+    for key, value in values.items():
+        if key not in kinds:
+            names = kinds.keys() | set(also_known)
+            raise ConfigError(f"unknown key {section}.{key}: {nearest_key(key, section, names)}")
+        if isinstance(value, float) and not isfinite(value):
+            raise ConfigError(f"{section}.{key} = {value!r}: give a finite number")
+        if is_dataclass(kinds[key]) and isinstance(value, dict):
+            _check_keys(kinds[key], value, f"{section}.{key}")
 
 
 @cache
@@ -249,6 +262,7 @@ def load_config(
     if not config.run.plugin_path:
         folders = ([file.resolve().parent] if file else []) + [Path.cwd()]
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
+    config = _with_template(config)
     _check_combinations(config)
     return _with_directories(config) if with_models else config
 
@@ -292,7 +306,14 @@ def read_resolved(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _renamed(section: str, table: dict[str, Any]) -> dict[str, Any]:
-    return {RENAMED_KEYS.get((section, key), key): value for key, value in table.items()}
+    renamed: dict[str, Any] = {}
+    for key, value in table.items():
+        *path, name = RENAMED_KEYS[section, key].split(".") if (section, key) in RENAMED_KEYS else [key]
+        inner = renamed
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[name] = value
+    return renamed
 
 
 def _check_sections(tables: dict[str, Any]) -> None:
@@ -383,10 +404,22 @@ def _check_lengths_and_filters(config: Config) -> None:
         )
 
 
+def _with_template(config: Config) -> Config:
+    """Configuration with the text of its chat template in the place of the file. Errors: ConfigError."""
+    template = config.model.chat_template
+    if not template.file:
+        return config
+    try:
+        text = read_template(template.file, config.run.plugin_path)
+    except ValueError as error:
+        raise ConfigError(f"model.chat_template.file = {template.file!r}: {error}") from None
+    return replace(config, model=replace(config.model, chat_template=replace(template, file="", text=text)))
+
+
 def _with_directories(config: Config) -> Config:
     """Models by their directories, checked. Errors: ConfigError for one that cannot be used."""
     if config.model.path != "tiny":
-        is_chat = config.task.style == "chat"
+        is_chat = config.task.style == "chat" and not config.model.chat_template.text
         config = replace(config, model=_found(config, "model", is_chat=is_chat))
     if config.reward_model.path:
         config = replace(config, reward_model=_reward_model(config.reward_model))

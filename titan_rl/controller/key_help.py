@@ -7,7 +7,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from titan_rl.algorithms.policy_gradient.base import PolicyGradientSettings
@@ -75,11 +75,14 @@ def _section(section: str, cls: type, defaults: dict[str, Any], of: str = "") ->
     help_lines = _lines_of(cls)
     keys = defaults or {f.name: _default(f) for f in fields(cls) if not f.name.startswith("_")}
     yield f"\n[{section}]" + (f" with {of}" if of else "")
+    inner = {key: keys.pop(key) for key in [key for key, default in keys.items() if is_dataclass(default)]}
     for key, default in keys.items():
         shown = default if default is _NEEDED else repr(default)
         yield f"  --{section}.{key}  ({shown if len(shown) < _WIDTH else shown[: _WIDTH // 2] + ' ...'})"
         if line := help_lines.get(key):
             yield _filled(line, "      ", "      ")
+    for key, default in inner.items():
+        yield from _section(f"{section}.{key}", type(default), {})
 
 
 def _filled(line: str, first: str, more: str) -> str:

@@ -7,15 +7,63 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
 from titan_rl.data.fast_pickle import FastPickle
 from titan_rl.data.spans import Span
 
-Message = dict[str, str]
-"""Of a conversation: role and content, as chat templates take them."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of an assistant's reasoning in a message, of which it has one."""
+
+
+class CalledFunction(TypedDict):
+    """Function of a message's tool call."""
+
+    name: str
+    arguments: dict[str, Any] | str
+    """By the parameters' names; text is JSON of it."""
+
+
+class MessageCall(TypedDict):
+    """Tool call of a message."""
+
+    type: NotRequired[str]
+    id: NotRequired[str]
+    function: CalledFunction
+
+
+class Message(TypedDict):
+    """Message of a conversation, in OpenAI's form, as chat templates take it (text/message_forms.py)."""
+
+    role: str
+    content: NotRequired[str | None]
+    """Text; null or left out beside tool calls alone."""
+    reasoning_content: NotRequired[str]
+    thinking: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[MessageCall]]
+    tool_call_id: NotRequired[str]
+    """Of a tool's result: the call that it is of."""
+    name: NotRequired[str]
+
+
+def message(role: str, content: str) -> Message:
+    """Message of text alone."""
+    return {"role": role, "content": content}
+
+
+def reasoning_of(message: Message) -> dict[str, str]:
+    """Reasoning of a message by its name; empty if it has none."""
+    return {name: str(value) for name, value in message.items() if name in REASONING}
+
+
+def content_of(message: Message) -> str:
+    """Text of a message; empty if it has none."""
+    return message.get("content") or ""
+
+
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
 """Of each trained token, float32: the outcome of its sample, and its weight in a mean over all samples of a batch."""
 
@@ -85,6 +133,8 @@ class Prompt:
     """What the task's scorer needs besides."""
     task: str = ""
     """Of several in one run, the name of the one that it is of."""
+    template_options: dict[str, Any] = field(default_factory=dict)
+    """Its own options for the chat template, over the run's."""
 
 
 CallStatus = Literal["ok", "error", "timeout"]

@@ -23,7 +23,7 @@ def check_tokenizer(path: Path, vocab_size: Any, *, is_chat: bool) -> None:
     if is_chat and not _has_chat_template(path, settings):
         raise ValueError(
             "task.style = 'chat' needs a chat template, and the model's tokenizer has none (of the name default): take "
-            "an instruction-tuned model, add chat_template.jinja to the directory, or set task.style = 'compact'"
+            "an instruction-tuned model, set model.chat_template.file, or set task.style = 'compact'"
         )
 
 

@@ -41,6 +41,22 @@ class RunConfig:
 
 
 @dataclass(kw_only=True)
+class ChatTemplateConfig:
+    """``[model.chat_template]``: for prompts, worked examples, rows of data, evaluation and agents alike."""
+
+    file: str = ""
+    """A Jinja file in the place of the model's own template; a relative path is looked for in the folders of
+    run.plugin_path."""
+    text: str = ""
+    """The template itself: what ``file`` held, in a run's record."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The template's own options: ``{ enable_thinking = false }``; a row's ``chat_template_kwargs`` count before
+    them."""
+    date: str = "2026-01-01"
+    """What a template that writes the date is told, so that a run's prompts do not follow the clock."""
+
+
+@dataclass(kw_only=True)
 class ModelConfig:
     path: str = "tiny"
     """A Hugging Face directory; ``tiny``: a small Llama with a character tokenizer, made in the run directory."""
@@ -48,10 +64,8 @@ class ModelConfig:
     """What computes log-probabilities; ``auto``: Triton where the trainer has a GPU, else the reference in torch."""
     family: str = ""
     """``pkg.module:name`` of a family of your own (models/families/registry.py); empty: by config.json's type."""
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """The chat template's own switches, for all that it writes: ``{ enable_thinking = false }``."""
-    chat_template_date: str = "2026-01-01"
-    """What a chat template that writes the date is told, so that a run's prompts do not follow the clock."""
+    chat_template: ChatTemplateConfig = field(default_factory=ChatTemplateConfig)
+    """What writes out messages, wherever the run does."""
 
 
 TASKS_OF_FILES = ("jsonl", "code", "math", "nemo_gym")

@@ -23,9 +23,10 @@ from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.loop.interface import HeldOut
 from titan_rl.controller.recovery.checkpointing import SaveError
 from titan_rl.controller.session import Session, one_line
+from titan_rl.data.rows.row_messages import messages
 from titan_rl.data.text.tokenizer import read_answer, set_text, settings_of
 from titan_rl.data.text.turns import encode_messages
-from titan_rl.data.types import Batch, Group, Request
+from titan_rl.data.types import Batch, Group, Message, Request
 from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.records.statistics import Proportion
 from titan_rl.trainer.roles.names import LEARNED
@@ -33,7 +34,7 @@ from titan_rl.trainer.roles.names import LEARNED
 T = TypeVar("T")
 _TICK_SECONDS = 0.1
 """A kernel's interrupt arrives when the event loop next wakes."""
-Messages = list[dict[str, str]]
+Messages = list[Message]
 
 
 class RunEnded(RuntimeError):
@@ -269,7 +270,8 @@ class LiveSession(RunView):
                 f"{MOST_TEMPERATURE}, or 0 for the likeliest tokens, and 1 new token or more"
             )
         most = self.session.meshes.max_tokens
-        tokens = [encode_messages(tokenizer, prompt, is_plain=isinstance(prompt, str)) for prompt in prompts]
+        asked = [p if isinstance(p, str) else messages(f"prompt {n}", "messages", p) for n, p in enumerate(prompts)]
+        tokens = [encode_messages(tokenizer, each, is_plain=isinstance(each, str)) for each in asked]
         if too_long := [number for number, each in enumerate(tokens) if len(each) + room > most]:
             raise ValueError(f"prompt {too_long[0]} and {room} new tokens are more than {most} tokens: shorten it")
         requests = [Request(each, [seeds.getrandbits(32)], room, heat) for each in tokens]

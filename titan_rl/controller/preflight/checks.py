@@ -37,6 +37,7 @@ from titan_rl.environments.rollout.prompt_checks import (
     check_characters,
     check_demonstrations,
     check_seats,
+    place,
     training_prompts,
 )
 from titan_rl.environments.sandbox.remote import check_server
@@ -272,7 +273,10 @@ def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts:
         assert end is not None, "check_model_text has refused one without an end"
         largest = end
     for prompt in prompts:
-        tokens = encode_prompt(checked.task, tokenizer, prompt)
+        try:
+            tokens = encode_prompt(checked.task, tokenizer, prompt)
+        except ConfigError as error:
+            raise ConfigError(f"{place(prompt)}: {error}") from None
         longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
     check_room(checked, longest)
     _check_ids(checked, largest)

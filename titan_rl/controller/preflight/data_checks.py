@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
-from titan_rl.config.sections.schema import MADE, Config, ModelConfig
+from titan_rl.config.sections.schema import MADE, ChatTemplateConfig, Config
 from titan_rl.data.rows.datasets import Dataset, check_format, make_dataset, read_files
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
@@ -72,9 +72,9 @@ def _check_chat(config: Config, is_chat: bool, answers: Iterable[Written]) -> No
         raise ConfigError("data.chat = true has no effect: each row has messages, which are chats anyway; leave it out")
     if is_chat:
         return
-    for key in ("chat_template_kwargs", "chat_template_date"):
-        if (value := getattr(config.model, key)) != getattr(ModelConfig(), key):
+    for key in ("text", "options", "date"):
+        if (value := getattr(config.model.chat_template, key)) != getattr(ChatTemplateConfig(), key):
             raise ConfigError(
-                f"model.{key} = {value!r} has no effect: rows of text are written without a chat template; leave it "
-                f"out, or set data.chat = true"
+                f"model.chat_template.{key} = {value!r:.80} has no effect: rows of text are written without a chat "
+                f"template; leave it out, or set data.chat = true"
             )

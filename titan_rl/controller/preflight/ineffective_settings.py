@@ -149,8 +149,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "task.sandbox": (_sampled(),),
     "task.scoring": (_sampled(),),
     "task.keep_special": (_sampled(),),
-    "model.chat_template_kwargs": (_HAS_CHATS,),
-    "model.chat_template_date": (_HAS_CHATS,),
+    **{f"model.chat_template.{key}": (_HAS_CHATS,) for key in ("text", "options", "date")},
     "algorithm.aggregation": (_aggregation,),
     "algorithm.updates_per_batch": (_sampled("set data.examples_per_step lower"),),
     "algorithm.train_truncated": (_sampled(),),
@@ -292,13 +291,21 @@ def _set(run: Run) -> Iterator[tuple[str, Any]]:
     defaults = _defaults()
     tables = as_dict(run.config) | run.titan.as_dict()
     for section in (*OUR_SECTIONS, *TITAN_SECTIONS):
-        for key, value in tables[section].items():
-            if defaults[section].get(key, value) != value:
-                yield f"{section}.{key}", value
+        yield from _changed(section, tables[section], defaults[section])
     for role in LEARNED:
         for key, value in getattr(run.config, role).lr_scheduler.items():
             if defaults["lr_scheduler"].get(key, value) != value:
                 yield f"{role}.lr_scheduler.{key}", value
+
+
+def _changed(section: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys of a table that differ from their defaults; those of a table within it that has keys of its own."""
+    for key, value in table.items():
+        default = defaults.get(key, value)
+        if isinstance(default, dict) and default:
+            yield from _changed(f"{section}.{key}", value, default)
+        elif default != value:
+            yield f"{section}.{key}", value
 
 
 @cache

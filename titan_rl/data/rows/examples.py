@@ -13,9 +13,12 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.row_shapes import ParsedRow, Written
+from titan_rl.data.text.chat_template import Tools
 from titan_rl.data.text.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
+from titan_rl.data.text.message_forms import texts_of
+from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer
-from titan_rl.data.types import Message, Provenance, Sample, is_model
+from titan_rl.data.types import Provenance, Sample, is_model, message
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,9 @@ def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Exam
     text that the tokenizer or the template cannot write, or an answer without a token.
     """
     try:
+        tokenizer = with_options(tokenizer, row.template_options)
         samples = [
-            _sample(row, number, _encoder(row.prompt, answer, as_chat)(tokenizer))
+            _sample(row, number, _encoder(row.prompt, answer, as_chat, row.tools)(tokenizer))
             for number, answer in enumerate(row.answers)
         ]
         _check_known(tokenizer, row, samples)
@@ -56,20 +60,16 @@ def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Exam
     return Example(row.place, row.text, tuple(samples))
 
 
-def _encoder(prompt: Written, answer: Written, as_chat: bool) -> Callable[..., Tokens]:
+def _encoder(prompt: Written, answer: Written, as_chat: bool, tools: Tools) -> Callable[..., Tokens]:
     if isinstance(answer, str):
         assert isinstance(prompt, str), "a row whose answer is text has its prompt as text, too (shapes.py)"
         if not as_chat and not prompt:
             return partial(encode_text, text=answer)
         if not as_chat:
             return partial(encode_completion, prompt=prompt, completion=answer)
-        prompt, answer = [_message("user", prompt)] if prompt else [], [_message("assistant", answer)]
+        prompt, answer = [message("user", prompt)] if prompt else [], [message("assistant", answer)]
     messages = [] if isinstance(prompt, str) else prompt
-    return partial(encode_conversation, prompt=messages, answer=answer)
-
-
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
+    return partial(encode_conversation, prompt=messages, answer=answer, tools=tools)
 
 
 def _sample(row: ParsedRow, number: int, tokens: Tokens) -> Sample:
@@ -89,7 +89,11 @@ def _check_known(tokenizer: Tokenizer, row: ParsedRow, samples: list[Sample]) ->
     if tokenizer.unk_token_id is None or not any((s.tokens == tokenizer.unk_token_id).any() for s in samples):
         return
     texts = [row.prompt, *row.answers]
-    parts = [part for each in texts for part in ([each] if isinstance(each, str) else (m["content"] for m in each))]
+    parts = [
+        part
+        for each in texts
+        for part in ([each] if isinstance(each, str) else chain.from_iterable(map(texts_of, each)))
+    ]
     if (
         character := next((unknown for part in parts if (unknown := first_unknown(tokenizer, part)) is not None), None)
     ) is None:

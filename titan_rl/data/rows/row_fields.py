@@ -1,4 +1,7 @@
-"""What stands in a column of a data file's row: text and messages, each checked. Errors name place and column."""
+"""What stands in a column of a data file's row: text and numbers, each checked. Errors name place and column.
+
+Messages are row_messages.py's.
+"""
 
 import difflib
 import json
@@ -7,8 +10,8 @@ from collections.abc import Sequence
 from decimal import Context, Decimal
 from typing import Any
 
-from titan_rl.config.load import ConfigError, nearest
-from titan_rl.data.types import Message
+from titan_rl.config.load import ConfigError
+from titan_rl.data.types import Message, content_of, reasoning_of
 
 _LARGEST_WHOLE, _LEAST = 2**53, Decimal("1e-15")
 """Up to the first, doubles hold every whole number."""
@@ -16,7 +19,6 @@ _MOST_DIGITS = 15
 """Decimal digits that every double holds."""
 EXACT = Context(prec=60)
 """The thread's own context is anybody's: some libraries round all decimals to a few digits."""
-_ROLES = ("system", "user", "assistant", "tool")
 _SHOWN_NAMES = 8
 
 
@@ -75,29 +77,17 @@ def _not_finite(value: Any) -> float | None:
     return next((number for part in parts if (number := _not_finite(part)) is not None), None)
 
 
-def messages(place: str, name: str, value: Any) -> list[Message]:
-    """Messages column of a row. Errors: ConfigError for anything but a list of {role, content} that is not empty."""
-    if not isinstance(value, list) or not value:
-        raise ConfigError(f"{place}: {name!r} is {shown(value)}: give a list of {{role, content}}")
-    return [_message(f"{place}: message {number}", message) for number, message in enumerate(value, 1)]
-
-
-def _message(place: str, message: Any) -> Message:
-    if not isinstance(message, dict):
-        raise ConfigError(f"{place} is {shown(message)}: give {{role, content}}")
-    fields = {key: value for key, value in message.items() if value is not None}  # Parquet has all keys in all rows
-    if set(fields) != {"role", "content"}:
-        raise ConfigError(f"{place} has {', '.join(map(repr, fields)) or 'nothing'}: give role and content")
-    if fields["role"] not in _ROLES:
-        raise ConfigError(f"{place}: role {fields['role']!r} is unknown: {nearest(str(fields['role']), _ROLES)}")
-    return {"role": fields["role"], "content": text(place, "content", fields["content"])}
-
-
 def joined(messages: Sequence[Message]) -> str:
     """Conversation as one text, for comparison."""
     if len(messages) == 1:
-        return messages[0]["content"]
-    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+        return said(messages[0])
+    return "\n".join(f"{message['role']}: {said(message)}" for message in messages)
+
+
+def said(message: Message) -> str:
+    """Content of a message, with its reasoning and its tool calls, for comparison."""
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    return "\n".join(filter(None, [*reasoning_of(message).values(), content_of(message), *calls]))
 
 
 def names(columns: dict[str, Any], expected: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from titan_rl.config.io.bounded_files import RefusedFile, check_file, parse_json, read_json, read_lines
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import EXACT
+from titan_rl.data.rows.row_messages import is_message_column, without_nulls
 
 _JSON_LINES, _PARQUET = (".jsonl", ".json", ".ndjson"), (".parquet",)
 _LINE_BYTES = 16 << 20
@@ -208,7 +209,8 @@ def _arrow_files(path: Path) -> list[Path]:
 def _plain_rows(path: Path, rows: Any) -> Iterator[RawRow]:
     for number, columns in enumerate(rows, 1):
         place = f"{path.name} row {number}"
-        yield place, {name: _plain(value, f"{place}: column {name!r}") for name, value in columns.items()}
+        plain = {name: _plain(value, f"{place}: column {name!r}") for name, value in columns.items()}
+        yield place, {n: without_nulls(value) if is_message_column(n, value) else value for n, value in plain.items()}
 
 
 def _plain(value: Any, where: str) -> Any:

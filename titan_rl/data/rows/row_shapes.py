@@ -4,17 +4,18 @@
     pairs            chosen, rejected, and prompt unless both begin with it; margin if there is one
     labels           prompt, completion, label (true: desirable)
 
-Each is text or a list of {role, content}, one kind in all columns of a row. Whatever is wrong is a ConfigError: one
-line with the row's place.
+Each is text or a list of messages (row_messages.py), one kind in all columns of a row; ``tools`` and
+``chat_template_kwargs`` may stand beside them. Whatever is wrong is a ConfigError: one line with the row's place.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import joined, messages, names, shown, text
+from titan_rl.data.rows.row_fields import joined, names, shown, text
+from titan_rl.data.rows.row_messages import Schema, messages, template_options, tools
 from titan_rl.data.types import Message
 
 Kind = Literal["demonstrations", "pairs", "labels"]
@@ -38,6 +39,10 @@ class ParsedRow:
     answers: list[Written]
     value: float = 1.0
     """Of a pair: the margin by which the first is better. Of a label: 1 or -1."""
+    tools: Sequence[Schema] = ()
+    """Schemas of what the assistant may call."""
+    template_options: dict[str, Any] = field(default_factory=dict)
+    """The row's own options for the chat template."""
 
     @property
     def text(self) -> str:
@@ -59,7 +64,8 @@ def _before_answer(conversation: list[Message]) -> list[Message]:
 
 def read_row(place: str, columns: dict[str, Any], kind: Kind, format: Format) -> ParsedRow:
     """Parsed row of a data file. ``format``: one that goes with ``kind``, or ``auto``. Errors: ConfigError."""
-    return _READERS[_format(place, columns, kind) if format == "auto" else format](place, columns)
+    row = _READERS[_format(place, columns, kind) if format == "auto" else format](place, columns)
+    return replace(row, tools=tools(place, columns), template_options=template_options(place, columns))
 
 
 def _format(place: str, columns: dict[str, Any], kind: Kind) -> Format:

@@ -1,67 +1,31 @@
 """What a model's chat template writes, found by rendering short conversations of marks.
 
 Everything that writes out messages asks here, so that prompts, worked examples, rows of data and replies of tools all
-have the same variant of the template, the same switches (``model.chat_template_kwargs``) and the same date.
+have the same variant of the template, the same options (``model.chat_template.options``) and the same date.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import TemplateError
-
 from titan_rl.config.load import ConfigError
-from titan_rl.data.text.template_limits import check_source, limited
-from titan_rl.data.text.tokenizer import Tokenizer, text_settings
-from titan_rl.data.types import Message
+from titan_rl.data.text.message_forms import fitted
+from titan_rl.data.text.rendering import rendered
+from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.types import Message, content_of, message
 
 ASKED, ANSWER, REPLY = "asked-mark", "answer-mark", "reply-mark"
 Tools = Sequence[dict[str, Any]]
 """Schemas of what the model may call, as OpenAI's form has them."""
 
 
-_FAULTS = (
-    TemplateError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-    MemoryError,
-    SyntaxError,
-)
-"""What a template may raise: it is a program."""
-
-
-def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = False, **options: Any) -> Any:
+def render(tokenizer: Tokenizer, messages: Sequence[Message], *, tokenize: bool = False, **options: Any) -> Any:
     """Rendering of messages by the chat template, up to where the model begins. Errors: ConfigError with what the
-    template says."""
-    settings = text_settings(tokenizer)
-    arguments = {"add_generation_prompt": True, "return_dict": False, "strftime_now": settings.strftime}
-    arguments |= settings.template_kwargs | options
-    try:
-        with limited():  # to make tokens of it starts a thread for each core, whose stacks count
-            for source in _sources(tokenizer):
-                check_source(source)
-            text = tokenizer.apply_chat_template(messages, tokenize=False, **_without_tokens(arguments))
-        return tokenizer.apply_chat_template(messages, tokenize=True, **arguments) if tokenize else text
-    except _FAULTS as error:
-        roles = ", ".join(message["role"] for message in messages)
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"the model's chat template refuses messages of {roles}: {reason}") from None
-
-
-def _without_tokens(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if not name.startswith("return_")}
-
-
-def _sources(tokenizer: Tokenizer) -> Iterable[str]:
-    """The one, or those that have names."""
-    templates = getattr(tokenizer, "chat_template", None) or ()
-    return (templates,) if isinstance(templates, str) else templates.values() if isinstance(templates, dict) else ()
+    template says, or for a message that it does not write out."""
+    fitting = fitted(tokenizer, messages, has_tools=bool(options.get("tools")))
+    return rendered(tokenizer, fitting, tokenize=tokenize, **options)
 
 
 def render_with_tools(tokenizer: Tokenizer, messages: list[Message], tools: Tools, **options: Any) -> Any:
@@ -93,26 +57,32 @@ def first_unrendered(tokenizer: Tokenizer, roles: tuple[str, ...]) -> int | None
 
     Errors: ConfigError if it refuses them.
     """
-    marks = [f"mark-{number}-" for number in range(len(roles))]
-    rendered = render(tokenizer, [message(role, mark) for role, mark in zip(roles, marks, strict=True)]).casefold()
-    required = (number for number, role in enumerate(roles) if role != "assistant")
-    return next((number for number in required if marks[number] not in rendered), None)
+    return first_left_out(tokenizer, [message(role, "") for role in roles])
+
+
+def first_left_out(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools = ()) -> int | None:
+    """Index of the first of these messages whose content is missing from the rendering, an assistant's excepted.
+
+    Errors: ConfigError if it refuses them.
+    """
+    required = {n: f"mark-{n}-" for n, each in enumerate(messages) if each["role"] != "assistant"}
+    marked = [message("assistant", f"mark-{n}-") if len(each) == 2 else each for n, each in enumerate(messages)]
+    for number, mark in required.items():
+        marked[number] = {**messages[number], "content": mark}
+    text = render_with_tools(tokenizer, marked, tools).casefold()
+    return next((number for number, mark in required.items() if mark not in text), None)
 
 
 def with_tools(messages: list[Message], tools: Tools) -> list[Message]:
     """Messages with a system message about the tools and their call format."""
-    schemas = "\n".join(json.dumps(tool["function"]) for tool in tools)
+    schemas = "\n".join(json.dumps(tool.get("function", tool)) for tool in tools)
     instructions = (
         f"You can call these tools:\n{schemas}\nTo call one, write nothing but\n"
         f'<tool_call>{{"name": the tool, "arguments": {{...}}}}</tool_call>\nand you will be given its result.'
     )
     if messages[0]["role"] != "system":
         return [message("system", instructions), *messages]
-    return [message("system", f"{messages[0]['content']}\n\n{instructions}"), *messages[1:]]
-
-
-def message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
+    return [message("system", f"{content_of(messages[0])}\n\n{instructions}"), *messages[1:]]
 
 
 # replies

@@ -1,10 +1,7 @@
 """What a model's tokenizer and chat template do with text, found before a run starts by rendering marks."""
 
-import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-
-from jinja2 import Environment, TemplateError, meta
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Style
@@ -20,11 +17,10 @@ from titan_rl.data.text.chat_template import (
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.endings import NO_END, end_of_answer, written_answer
 from titan_rl.data.text.pieces import beginning, encode
+from titan_rl.data.text.rendering import check_options, option_names
 from titan_rl.data.text.tokenizer import TextSettings, Tokenizer, decoded, text_settings
 from titan_rl.data.text.turns import NO_TEMPLATE
 
-_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-"""Tags of transformers' own, around what the assistant writes."""
 _HIDES_ANSWER = "the model's chat template does not show an answer as it is: take another"
 _RENDERINGS = 4
 """Of one question, which must all be alike."""
@@ -82,7 +78,7 @@ def check_chat(tokenizer: Tokenizer, use: TextUse) -> None:
     """
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE if use.samples else _NO_TEMPLATE_FOR_ROWS)
-    _check_kwargs(tokenizer)
+    check_options(tokenizer, text_settings(tokenizer).template_kwargs, "model.chat_template.options")
     _check_date(tokenizer)
     _check_question(tokenizer)
     _check_end(tokenizer, use)
@@ -96,19 +92,8 @@ def check_chat(tokenizer: Tokenizer, use: TextUse) -> None:
 
 _NO_TEMPLATE_FOR_ROWS = (
     "rows of messages, and data.chat, need a chat template, and the model's tokenizer has none: take an "
-    "instruction-tuned model, add chat_template.jinja to model.path, or give rows of text"
+    "instruction-tuned model, set model.chat_template.file, or give rows of text"
 )
-
-
-def _check_kwargs(tokenizer: Tokenizer) -> None:
-    kwargs = set(text_settings(tokenizer).template_kwargs)
-    if own := sorted(kwargs & _OF_TRANSFORMERS):
-        raise ConfigError(f"model.chat_template_kwargs.{own[0]} is set by the run: leave it out")
-    if unread := sorted(kwargs - (switches := _switches(tokenizer))):
-        raise ConfigError(
-            f"model.chat_template_kwargs.{unread[0]}: the model's chat template does not read it; it reads "
-            f"{', '.join(sorted(switches)) or 'none'}: leave it out"
-        )
 
 
 def _check_date(tokenizer: Tokenizer) -> None:
@@ -116,33 +101,13 @@ def _check_date(tokenizer: Tokenizer) -> None:
     date = text_settings(tokenizer).date
     if date != TextSettings().date and not _writes_date(tokenizer):
         raise ConfigError(
-            f"model.chat_template_date = {date!r} has no effect: the model's chat template asks for no date; leave it "
+            f"model.chat_template.date = {date!r} has no effect: the model's chat template asks for no date; leave it "
             f"out"
         )
 
 
 def _writes_date(tokenizer: Tokenizer) -> bool:
     return "strftime_now" in str(tokenizer.chat_template)
-
-
-_OF_TRANSFORMERS = {
-    *("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace"),
-    *("bos_token", "eos_token", "pad_token", "unk_token", "loop", "range", "dict", "lipsum", "cycler", "joiner"),
-}
-"""Names that a template has without being told."""
-
-
-def _switches(tokenizer: Tokenizer) -> set[str]:
-    """Names that the chat template reads besides what transformers gives it."""
-    chat_templates = tokenizer.chat_template
-    names: set[str] = set()
-    for template in chat_templates.values() if isinstance(chat_templates, dict) else [chat_templates]:
-        environment = Environment(extensions=["jinja2.ext.loopcontrols"])
-        try:
-            names |= meta.find_undeclared_variables(environment.parse(_GENERATION.sub("", str(template))))
-        except TemplateError:
-            continue  # rendering tells what is wrong with it
-    return names - _OF_TRANSFORMERS
 
 
 def _check_question(tokenizer: Tokenizer) -> None:
@@ -232,7 +197,7 @@ def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, str]:
         "tools": "in the template" if renders_tools(tokenizer) else "in the system message",
         "date": settings.date if _writes_date(tokenizer) else "not written",
     }
-    return facts | ({"switches": ", ".join(sorted(names))} if (names := _switches(tokenizer)) else {})
+    return facts | ({"options": ", ".join(sorted(names))} if (names := option_names(tokenizer)) else {})
 
 
 def _shows_system(tokenizer: Tokenizer) -> bool:

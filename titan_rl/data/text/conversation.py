@@ -7,8 +7,12 @@ A conversation is rendered by the model's chat template, and cut where the assis
 
 The cuts are where the template's renderings of the conversation's beginnings end. Each piece is tokenized once, by
 itself, as sampling meets it: the prompt first, then the answer. Of the assistant's piece what follows its last control
-token (the end of the turn) is the template's. A template that renders a beginning otherwise once more follows is cut by
-its own ``{% generation %}`` marks, or else refused.
+token (the end of the turn) is the template's. Where a template renders an answer otherwise once more follows, as Qwen3
+does with empty thoughts, the piece goes up to the next answer, and its first end of a turn ends what is learned. Where
+an option alone opens an answer in words that the whole has not, as ``enable_thinking = false`` does in Qwen3's earlier
+answers, the answer begins as without options. A
+template that renders what comes before an answer otherwise is cut by its own ``{% generation %}`` marks, or else
+refused. So is one that leaves out what an answer says.
 """
 
 import re
@@ -18,13 +22,15 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.text.chat_template import render
+from titan_rl.data.text.chat_template import Tools, render_with_tools
 from titan_rl.data.text.control_tokens import check_plain, plain
-from titan_rl.data.text.endings import with_end
+from titan_rl.data.text.endings import end_of_answer, with_end
+from titan_rl.data.text.message_forms import texts_of
 from titan_rl.data.text.pieces import beginning, encode, encode_behind, encode_from_start
+from titan_rl.data.text.rendering import without_options
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.text.turns import check_roles
-from titan_rl.data.types import Message, Provenance
+from titan_rl.data.types import Message, Provenance, content_of, reasoning_of
 
 Tokens = tuple[np.ndarray, np.ndarray]
 """int32 [T], and the provenance of each, int8 [T]."""
@@ -72,21 +78,41 @@ def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Tok
 # conversations
 
 
-def encode_conversation(tokenizer: Tokenizer, prompt: list[Message], answer: list[Message]) -> Tokens:
+def encode_conversation(
+    tokenizer: Tokenizer, prompt: list[Message], answer: list[Message], tools: Tools = ()
+) -> Tokens:
     """Tokens and provenance of a conversation: the assistant's messages in ``answer`` are trained, nothing of
     ``prompt``.
 
-    Errors: ConfigError if the template does not show what the assistant wrote, or a message holds a control token.
+    ``tools``: schemas of what the assistant may call. Errors: ConfigError if the template does not show what the
+    assistant wrote, or a message holds a control token.
     """
     conversation = [*prompt, *answer]
     for each in conversation:
-        check_plain(tokenizer, f"a message of {each['role']}", each["content"])
-    check_roles(tokenizer, conversation)
-    rendered = render(tokenizer, conversation, add_generation_prompt=False)
-    cuts = _cuts(tokenizer, conversation, len(prompt), rendered)
+        for text in texts_of(each):
+            check_plain(tokenizer, f"a message of {each['role']}", text)
+    check_roles(tokenizer, conversation, tools)
+    rendered = render_with_tools(tokenizer, conversation, tools, add_generation_prompt=False)
+    cuts = _cuts(tokenizer, conversation, len(prompt), rendered, tools)
     if cuts is None:
-        return _by_marks(tokenizer, prompt, conversation, answer)
+        return _by_marks(tokenizer, prompt, conversation, tools)
+    _check_shown(answer, [rendered[begin:end] for begin, end in zip(cuts[::2], cuts[1::2], strict=True)])
     return _tokens(_owned(tokenizer, rendered, cuts))
+
+
+def _check_shown(answer: list[Message], spans: list[str]) -> None:
+    """Check of what is learned for what the assistant's messages say, white space aside. Errors: ConfigError."""
+    own = [each for each in answer if each["role"] == "assistant"]
+    for each, span in zip(own, spans, strict=True):
+        written = "".join(span.split())
+        parts = [("content", content_of(each)), *reasoning_of(each).items()]
+        parts += [("tool_calls", call["function"]["name"]) for call in each.get("tool_calls", ())]
+        if left_out := next((name for name, text in parts if "".join(text.split()) not in written), None):
+            behind = " of an answer that others follow" if each is not own[-1] else ""
+            raise ConfigError(
+                f"the model's chat template leaves out {left_out!r}, or a part of it{behind}, which would not be "
+                f"learned: give a row for each answer, or set model.chat_template.file to one that writes it"
+            )
 
 
 def _owned(tokenizer: Tokenizer, rendered: str, cuts: list[int]) -> list[tuple[list[int], Provenance]]:
@@ -106,36 +132,53 @@ def _owned(tokenizer: Tokenizer, rendered: str, cuts: list[int]) -> list[tuple[l
     return pieces
 
 
-def _cuts(tokenizer: Tokenizer, conversation: list[Message], first: int, rendered: str) -> list[int] | None:
+def _cuts(
+    tokenizer: Tokenizer, conversation: list[Message], first: int, rendered: str, tools: Tools
+) -> list[int] | None:
     """Where each of the assistant's turns from message ``first`` on begins and ends in the rendered whole; None if the
     template renders a beginning otherwise than the whole begins."""
-    cuts = []
-    for index in range(first, len(conversation)):
-        if conversation[index]["role"] != "assistant":
-            continue
-        before = render(tokenizer, conversation[:index])
-        after = render(tokenizer, conversation[: index + 1], add_generation_prompt=False)
-        if not rendered.startswith(after) or not after.startswith(before) or len(after) == len(before):
+
+    def beginning_of(count: int, *, asks: bool) -> int | None:
+        """Length of the rendering of so many messages; None if the whole does not begin so."""
+        for view in (tokenizer, without_options(tokenizer)) if asks else (tokenizer,):
+            text = render_with_tools(view, conversation[:count], tools, add_generation_prompt=asks) if count else ""
+            if rendered.startswith(text):
+                return len(text)
+        return None
+
+    places = [place for place in range(first, len(conversation)) if conversation[place]["role"] == "assistant"]
+    begins = [beginning_of(place, asks=True) for place in places]
+    cuts: list[int] = []
+    for number, (place, begin) in enumerate(zip(places, begins, strict=True)):
+        end = beginning_of(place + 1, asks=False)
+        if end is None and number + 1 < len(places):
+            end = _with_end_inside(tokenizer, rendered, begin, begins[number + 1])
+        if begin is None or end is None or end <= begin:
             return None
-        cuts += [len(before), len(after)]
+        cuts += [begin, end]
     return cuts
 
 
-def _by_marks(
-    tokenizer: Tokenizer, prompt: list[Message], conversation: list[Message], answer: list[Message]
-) -> Tokens:
+def _with_end_inside(tokenizer: Tokenizer, rendered: str, begin: int | None, end: int | None) -> int | None:
+    """The end of a piece up to the next answer; None if the template's end of an answer is not in it."""
+    if begin is None or end is None:
+        return None
+    return end if end_of_answer(tokenizer) in encode(tokenizer, rendered[begin:end]) else None
+
+
+def _by_marks(tokenizer: Tokenizer, prompt: list[Message], conversation: list[Message], tools: Tools) -> Tokens:
     """By the template's own marks of what the assistant wrote."""
     if not _GENERATION.search(str(tokenizer.chat_template)):
-        shorter = ", or rows of one answer" if len(answer) > 1 else ""
+        shorter = ", or rows of one answer" if len(conversation) - len(prompt) > 1 else ""
         raise ConfigError(
             "the model's chat template writes a conversation's beginning otherwise once it goes on, or opens the "
             "model's thinking where it asks for an answer, and does not mark with {% generation %} what the assistant "
-            f"wrote: take another template, or other model.chat_template_kwargs{shorter}"
+            f"wrote: take another template, or other model.chat_template.options{shorter}"
         )
     options = {"add_generation_prompt": False, "return_dict": True, "return_assistant_tokens_mask": True}
-    encoded = render(tokenizer, conversation, tokenize=True, **options)
+    encoded = render_with_tools(tokenizer, conversation, tools, tokenize=True, **options)
     tokens, mask = np.asarray(encoded["input_ids"], np.int32), np.asarray(encoded["assistant_masks"], bool)
-    prompt_tokens = np.asarray(render(tokenizer, prompt, tokenize=True) if prompt else [], np.int32)
+    prompt_tokens = np.asarray(render_with_tools(tokenizer, prompt, tools, tokenize=True) if prompt else [], np.int32)
     if not np.array_equal(tokens[: len(prompt_tokens)], prompt_tokens) or not mask[len(prompt_tokens) :].any():
         raise ConfigError(
             "the model's chat template does not show the prompt as it is once it is answered: take another"

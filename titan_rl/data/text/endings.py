@@ -47,7 +47,7 @@ def written_answer(tokenizer: Tokenizer, answer: str, tools: Tools = ()) -> tupl
         raise ConfigError(
             f"the model's chat template asks for an answer with {before.rpartition(ASKED)[2]!r}, and does not write "
             f"an answer so: there is nothing that a worked example could go on from; take another template, or other "
-            f"model.chat_template_kwargs"
+            f"model.chat_template.options"
         )
     return before, rendered[len(before) :]
 

@@ -26,11 +26,13 @@ class TextSettings:
     """Settings of a run's text."""
 
     template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """The chat template's own switches, such as ``enable_thinking``."""
+    """The chat template's own options, such as ``enable_thinking``."""
     date: str = "2026-01-01"
     """What a template that asks for the time is told, so that prompts do not follow the clock."""
     keep_special: bool = False
     """Whether an answer's text has the special tokens that the model wrote."""
+    template: str = ""
+    """The chat template itself; empty: the tokenizer's own."""
 
     def strftime(self, form: str) -> str:
         return datetime.fromisoformat(self.date).strftime(form)
@@ -40,8 +42,10 @@ _SETTINGS: WeakKeyDictionary[Tokenizer, TextSettings] = WeakKeyDictionary()
 
 
 def set_text(tokenizer: Tokenizer, settings: TextSettings) -> Tokenizer:
-    """Attach the settings to a tokenizer, which is returned."""
+    """Attach the settings to a tokenizer, which is returned, with their template."""
     _SETTINGS[tokenizer] = settings
+    if settings.template:
+        tokenizer.chat_template = settings.template
     return tokenizer
 
 
@@ -51,12 +55,12 @@ def text_settings(tokenizer: Tokenizer) -> TextSettings:
 
 def settings_of(config: Config) -> TextSettings:
     """Text settings of a configuration. Errors: ConfigError for a date that is none."""
-    model = config.model
+    template = config.model.chat_template
     try:
-        datetime.fromisoformat(model.chat_template_date)
+        datetime.fromisoformat(template.date)
     except ValueError:
-        raise ConfigError(f"model.chat_template_date = {model.chat_template_date!r}: give a date, 2026-01-31") from None
-    return TextSettings(model.chat_template_kwargs, model.chat_template_date, config.task.keep_special)
+        raise ConfigError(f"model.chat_template.date = {template.date!r}: give a date, 2026-01-31") from None
+    return TextSettings(template.options, template.date, config.task.keep_special, template.text)
 
 
 def load_tokenizer(path: str | Path, config: Config) -> Tokenizer:

@@ -11,6 +11,7 @@ text of whoever wrote them: none of it becomes a control token (control_tokens.p
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +20,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import (
     REPLY,
     Tools,
+    first_left_out,
     first_unrendered,
     message,
     render_with_tools,
@@ -26,13 +28,14 @@ from titan_rl.data.text.chat_template import (
 )
 from titan_rl.data.text.control_tokens import check_plain, control_tokens, plain
 from titan_rl.data.text.endings import end_of_answer, with_end, written_answer
+from titan_rl.data.text.message_forms import with_texts
 from titan_rl.data.text.pieces import encode_behind, encode_from_start, tokens_and_owner
 from titan_rl.data.text.tokenizer import Tokenizer
-from titan_rl.data.types import Message, Provenance
+from titan_rl.data.types import Message, Provenance, content_of
 
 NO_TEMPLATE = (
     "task.style = 'chat' needs a chat template, and the model's tokenizer has none: take an instruction-tuned "
-    "model, add chat_template.jinja to model.path, or set task.style = 'compact'"
+    "model, set model.chat_template.file, or set task.style = 'compact'"
 )
 
 
@@ -56,7 +59,7 @@ def encode_messages(
 
 
 def _plain(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:
-    return [message(each["role"], plain(tokenizer, each["content"], each["role"])) for each in messages]
+    return [with_texts(each, partial(plain, tokenizer, role=each["role"])) for each in messages]
 
 
 def check_roles(tokenizer: Tokenizer, messages: list[Message], tools: Tools = ()) -> None:
@@ -67,9 +70,11 @@ def check_roles(tokenizer: Tokenizer, messages: list[Message], tools: Tools = ()
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE)
     roles = tuple(each["role"] for each in messages)
-    if tools and "tool" in roles:
+    is_plain = all(len(each) == 2 for each in messages)
+    if is_plain and tools and "tool" in roles:
         return  # the template's variant for tools shows them (reply_template)
-    if (number := first_unrendered(tokenizer, roles)) is not None:
+    number = first_unrendered(tokenizer, roles) if is_plain else first_left_out(tokenizer, messages, tools)
+    if number is not None:
         mend = "leave task.system_prompt and" if roles[number] == "system" else "leave"
         raise ConfigError(
             f"the model's chat template has no place for a {roles[number]} message at place {number + 1} of "
@@ -85,7 +90,7 @@ def encode_opening(
     Behind a message of the user's the words stand in that message, a blank line apart, since most templates refuse two
     messages of a user in a row. Errors: as ``encode_messages``.
     """
-    opening = plain(tokenizer, "\n".join(reply["content"] for reply in replies), replies[0]["role"] if replies else "")
+    opening = plain(tokenizer, "\n".join(map(content_of, replies)), replies[0]["role"] if replies else "")
     if isinstance(messages, str):
         prompt = encode_messages(tokenizer, messages)
         words = np.asarray(encode_behind(tokenizer, messages, opening), np.int32)
@@ -104,7 +109,7 @@ def encode_opening(
 
 def _with_words(messages: list[Message], words: str) -> list[Message]:
     if messages and messages[-1]["role"] == "user":
-        return [*messages[:-1], message("user", f"{messages[-1]['content']}\n\n{words}")]
+        return [*messages[:-1], message("user", f"{content_of(messages[-1])}\n\n{words}")]
     return [*messages, message("user", words)]
 
 
@@ -131,11 +136,11 @@ def encode_reply(
     template does not show where a reply stands.
     """
     if not is_chat:
-        text = plain(tokenizer, "".join(reply["content"] for reply in replies), replies[0]["role"])
+        text = plain(tokenizer, "".join(map(content_of, replies)), replies[0]["role"])
         tokens = np.asarray(encode_behind(tokenizer, "", text), np.int32)
         return tokens, np.full(len(tokens), Provenance.TOOL, np.int8)
     template = reply_template(tokenizer, replies[0]["role"], len(replies), tools)
-    texts = [template.written(plain(tokenizer, reply["content"], reply["role"])) for reply in replies]
+    texts = [template.written(plain(tokenizer, content_of(reply), reply["role"])) for reply in replies]
     parts = [part for pair in zip(template.pieces, texts, strict=False) for part in pair] + [template.pieces[-1]]
     starts = np.cumsum([0, *map(len, parts)]).tolist()
     spans = list(pairwise(starts))[1::2]

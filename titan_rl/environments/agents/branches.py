@@ -19,7 +19,7 @@ from titan_rl.data.text.control_tokens import plain
 from titan_rl.data.text.pieces import encode_behind
 from titan_rl.data.text.tokenizer import Tokenizer, decoded
 from titan_rl.data.text.turns import encode_messages, encode_reply
-from titan_rl.data.types import Completion, Message, Provenance
+from titan_rl.data.types import Completion, Message, Provenance, message
 from titan_rl.environments.agents.openai_requests import ChatMessage, ModelRequest, Refused
 from titan_rl.environments.conversation.episode import Episode
 
@@ -91,7 +91,7 @@ class Branches:
             is_reply = len({message.role for message in reply}) == 1 and reply[0].role in ("tool", "user")
             if not history or branch.tools != request.tools or compared[: len(history)] != history or not is_reply:
                 continue
-            messages: list[Message] = [dict(role=message.role, content=message.content) for message in reply]
+            messages: list[Message] = [message(each.role, each.content) for each in reply]
             last = int(branch.episode.tokens[branch.ends[place - 1][2] - 1])
             try:
                 tokens, provenance = encode_reply(self.tokenizer, messages, last, is_chat=True, tools=request.schemas)
@@ -104,7 +104,7 @@ class Branches:
         for branch, place in self._places(request.session):
             if (suffix := self._suffix(request.prompt, branch, place)) is None:
                 continue
-            messages: list[Message] = [dict(role="user", content=decoded(self.tokenizer, suffix))]
+            messages: list[Message] = [message("user", decoded(self.tokenizer, suffix))]
             return Continuation(branch, place, suffix, np.full(len(suffix), Provenance.TOOL, np.int8), messages)
         return None
 
@@ -132,7 +132,7 @@ class Branches:
             encoded = encode_messages(self.tokenizer, prompt, is_plain=True) if isinstance(prompt, str) else prompt
             tokens = np.asarray(encoded, np.int32)
         else:
-            messages = [dict(role=message.role, content=self._escape_calls(message)) for message in request.messages]
+            messages = [message(each.role, self._escape_calls(each)) for each in request.messages]
             try:
                 tokens = encode_messages(self.tokenizer, messages, request.schemas, is_plain=True)
             except ConfigError as error:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from titan_rl.data.types import Completion, Message, Prompt, Provenance, Rollout, Status, Turn
+from titan_rl.data.types import Completion, Message, Prompt, Provenance, Rollout, Status, Turn, content_of
 from titan_rl.environments.interfaces.environment import Reply
 from titan_rl.environments.interfaces.score import Score
 
@@ -63,7 +63,7 @@ class Episode:
         self.turns[-1] = replace(self.turns[-1], calls=tuple(reply.calls))
 
     def _append_to_transcript(self, messages: Sequence[Message]) -> None:
-        self.transcript += [f"> {message['content'].strip()}" for message in messages]
+        self.transcript += [f"> {content_of(message).strip()}" for message in messages]
 
     def fork(self, num_answers: int) -> "Episode":
         """New episode with the same first ``num_answers`` answers, marked as repeated so that they are trained once."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from titan_rl.config.io.printable import whole_characters
 from titan_rl.config.sections.kinds import Style
-from titan_rl.data.types import CallStatus, ToolCall
+from titan_rl.data.types import CallStatus, ToolCall, message
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, arguments_json, read_calls
 from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.interfaces.tool import Tool, ToolError
@@ -44,7 +44,7 @@ class ToolEnvironment(OneAnswer):
         if not parsed:
             return OVER
         results = await self._results(parsed[: MAX_CALLS + 1])
-        messages = [{"role": "tool", "content": self._written(result[:MAX_RESULT])} for result, _ in results]
+        messages = [message("tool", self._written(result[:MAX_RESULT])) for result, _ in results]
         return Reply(messages, calls=[record for _, record in results])
 
     async def _results(self, calls: Sequence[Call | Malformed]) -> list[tuple[str, ToolCall]]:

@@ -30,9 +30,10 @@ class Reply:
     def __post_init__(self) -> None:
         """Errors: ValueError."""
         for message in self.messages:
-            if message.get("role") not in ("tool", "user") or not isinstance(message.get("content"), str):
+            content = message.get("content")
+            if message.get("role") not in ("tool", "user") or not isinstance(content, str):
                 raise ValueError("a reply's messages are {role, content} of a tool or a user, with text")
-            encodable("a reply", "content", message["content"])
+            encodable("a reply", "content", content)
         if self.reward is None:
             return
         if not isinstance(self.reward, Real) or not math.isfinite(as_float(self.reward)):

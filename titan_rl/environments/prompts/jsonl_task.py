@@ -7,7 +7,7 @@ Without a reward function the answer must be the row's ``answer``, exactly.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -17,9 +17,11 @@ from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.rows.row_files import find_file
+from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
 from titan_rl.data.rows.splits import Split, epoch_order, key, split_by_file, split_by_share
-from titan_rl.data.types import Message, Prompt
+from titan_rl.data.types import Message, Prompt, message
 from titan_rl.environments.interfaces.task import RewardParts, Size, Task
+from titan_rl.environments.interfaces.tool import Schema
 from titan_rl.environments.prompts.row_files import DataRow, read_rows, without_answer
 
 _SECTION = "task.options"
@@ -64,8 +66,9 @@ class ListedTask(Task):
         rows = self._split.held_out if stream == HELD_OUT else self._split.train
         epoch, place = divmod(index, len(rows))
         row = rows[epoch_order(len(rows), stream, seed, epoch)[place]]
-        entry = {"row": row.columns, "place": row.place}
-        return Prompt(f"{stream}/{index:07d}", row.text, row.answer or "", entry)
+        entry = {"row": row.columns, "place": row.place, "messages": row.messages, "tools": row.tools}
+        prompt = Prompt(f"{stream}/{index:07d}", row.text, row.answer or "", entry)
+        return replace(prompt, template_options=row.template_options)
 
     def is_held_out(self, prompt: Prompt) -> bool:
         return key(prompt.text) in self._split.held_out_keys
@@ -73,11 +76,13 @@ class ListedTask(Task):
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
             return prompt.text
-        row_messages = prompt.entry["row"].get("messages")
-        messages = [_only_text(m) for m in row_messages] if row_messages else [dict(role="user", content=prompt.text)]
-        if not self.system_prompt or any(message["role"] == "system" for message in messages):
+        messages = prompt.entry.get("messages") or [message("user", prompt.text)]
+        if not self.system_prompt or any(each["role"] == "system" for each in messages):
             return messages
-        return [dict(role="system", content=self.system_prompt), *messages]
+        return [message("system", self.system_prompt), *messages]
+
+    def tools_of(self, prompt: Prompt) -> Sequence[Schema]:
+        return [*super().tools_of(prompt), *prompt.entry.get("tools", ())]
 
     def row(self, prompt: Prompt) -> dict[str, Any]:
         return dict(prompt.entry["row"])
@@ -112,6 +117,9 @@ class RowsTask(ListedTask):
     def _check_style(self, row: DataRow) -> None:
         if self.style == "compact" and row.messages is not None:
             raise ConfigError(f"{row.place}: 'messages' need task.style = 'chat': set it, or give 'prompt' as text")
+        for name, value in ((TOOLS, row.tools), (TEMPLATE_OPTIONS, row.template_options)):
+            if self.style == "compact" and value:
+                raise ConfigError(f"{row.place}: {name!r} needs task.style = 'chat': set it, or rename the column")
 
     def _check(self, row: DataRow) -> None:
         self._check_style(row)
@@ -143,7 +151,3 @@ def _options(task: TaskConfig, kind: type[RowsOptions]) -> RowsOptions:
     if {"held_out_file", "held_out_share"} <= set(values):
         raise ConfigError("task.options.held_out_file and held_out_share exclude each other: keep one of them")
     return build_section(kind, values, "task.options")
-
-
-def _only_text(message: dict[str, Any]) -> Message:
-    return {"role": message["role"], "content": message["content"]}

@@ -1,17 +1,19 @@
 """Rows of data files as prompts with answers, checked row by row.
 
-A row asks by exactly one of ``prompt``, ``question`` (text) and ``messages`` (a list of {role, content}); ``answer``
-is text or a number. All columns are kept for the reward function. Whatever is wrong is a ConfigError: one line with
-the file and the line.
+A row asks by exactly one of ``prompt``, ``question`` (text, or messages) and ``messages``; ``answer`` is text or a
+number. ``tools`` and ``chat_template_kwargs`` go to the chat template. All columns are kept for the reward function.
+Whatever is wrong is a ConfigError: one line with the file and the line.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import check_finite, encodable, joined, messages, names, shown, text, written
+from titan_rl.data.rows.row_fields import check_finite, encodable, joined, names, shown, text, written
 from titan_rl.data.rows.row_files import read_raw_rows
+from titan_rl.data.rows.row_messages import Schema, messages, template_options, tools
 from titan_rl.data.types import Message
 
 _PROMPTS = ("prompt", "question", "messages")
@@ -28,6 +30,10 @@ class DataRow:
     """The prompt, as one text."""
     messages: list[Message] | None
     answer: str | None
+    tools: Sequence[Schema] = ()
+    """What the model may call."""
+    template_options: dict[str, Any] = field(default_factory=dict)
+    """The row's own, for the chat template."""
 
 
 def read_rows(path: Path) -> list[DataRow]:
@@ -52,10 +58,11 @@ def _check_row(place: str, columns: dict[str, Any]) -> DataRow:
     [name] = present
     answer = _answer(place, columns.get("answer"))
     check_finite(place, columns)
-    if name == "messages":
-        conversation = _conversation(place, columns[name])
-        return DataRow(place, columns, joined(conversation), conversation, answer)
-    return DataRow(place, columns, text(place, name, columns[name]), None, answer)
+    beside = tools(place, columns), template_options(place, columns)
+    if name == "messages" or isinstance(columns[name], list):
+        conversation = _conversation(place, name, columns[name])
+        return DataRow(place, columns, joined(conversation), conversation, answer, *beside)
+    return DataRow(place, columns, text(place, name, columns[name]), None, answer, *beside)
 
 
 def without_answer(row: DataRow, reason: str) -> ConfigError:
@@ -77,8 +84,8 @@ def _answer(place: str, value: Any) -> str | None:
         raise ConfigError(f"{place}: 'answer': {error}") from None
 
 
-def _conversation(place: str, value: Any) -> list[Message]:
-    conversation = messages(place, "messages", value)
+def _conversation(place: str, name: str, value: Any) -> list[Message]:
+    conversation = messages(place, name, value)
     if conversation[-1]["role"] == "assistant":
-        raise ConfigError(f"{place}: the last of 'messages' is the assistant's own: end with one that it must answer")
+        raise ConfigError(f"{place}: the last of {name!r} is the assistant's own: end with one that it must answer")
     return conversation

@@ -15,7 +15,7 @@ from pydantic import Field
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Count, Seconds, Style
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.types import Message, Prompt
+from titan_rl.data.types import Message, Prompt, message
 from titan_rl.environments.conversation.session_limit import Sessions
 from titan_rl.environments.interfaces.environment import OVER, OneAnswer, Reply
 from titan_rl.environments.interfaces.task import Task
@@ -59,8 +59,8 @@ class SteppedTask(Task):
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
             return self.options.prompt
-        system = [dict(role="system", content=self.system_prompt)] if self.system_prompt else []
-        return [*system, dict(role="user", content=self.options.prompt)]
+        system = [message("system", self.system_prompt)] if self.system_prompt else []
+        return [*system, message("user", self.options.prompt)]
 
     def demonstration(self, prompt: Prompt) -> str:
         raise ConfigError(f"task.name = {self.name!r} has no worked examples: set sft.steps = 0")

@@ -9,7 +9,7 @@ from reasoning_gym.factory import DATASETS
 
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.types import Message, Prompt
+from titan_rl.data.types import Message, Prompt, message
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.reasoning_gym.checked_families import RUNS_THE_ANSWER
 from titan_rl.environments.reasoning_gym.families import (
@@ -86,10 +86,10 @@ class ReasoningGymTask(Task):
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
             return prompt.text
-        messages = [dict(role="system", content=self.system_prompt)] if self.system_prompt else []
+        messages = [message("system", self.system_prompt)] if self.system_prompt else []
         for example in self._examples():
-            messages += [dict(role="user", content=example.text), dict(role="assistant", content=example.answer)]
-        return [*messages, dict(role="user", content=prompt.text)]
+            messages += [message("user", example.text), message("assistant", example.answer)]
+        return [*messages, message("user", prompt.text)]
 
     def _examples(self) -> Iterator[Prompt]:
         """Worked examples, the same before every prompt, none of them held out."""

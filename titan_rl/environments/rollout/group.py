@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.text.turns import encode_messages
 from titan_rl.data.types import Group, Prompt, Sampling
@@ -27,8 +28,9 @@ Judge = Callable[[list[np.ndarray]], Coroutine[Any, Any, tuple[list[Score], floa
 def encode_prompt(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
     """Tokens of a prompt, int32 [T]; besides an environment's replies the only text that is ever tokenized.
 
-    Errors: ConfigError if the chat template refuses the messages.
+    Errors: ConfigError if the chat template refuses the messages, or the prompt's own options.
     """
+    tokenizer = with_options(tokenizer, prompt.template_options)
     return encode_messages(tokenizer, task.messages(prompt), task.tools_of(prompt))
 
 
@@ -58,7 +60,8 @@ async def run_group(
     """
     start, begun, task = time.perf_counter(), time.time(), task_of(task, prompt)
     try:
-        prompt_tokens = encode_prompt(task, tokenizer, prompt)
+        tokenizer = with_options(tokenizer, prompt.template_options)
+        prompt_tokens = encode_messages(tokenizer, task.messages(prompt), task.tools_of(prompt))
         is_chat = not isinstance(task.messages(prompt), str)
     except ConfigError as error:
         return _failed_group(prompt, sampling.num_samples, str(error))

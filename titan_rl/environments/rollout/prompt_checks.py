@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.conversation import first_unknown
+from titan_rl.data.text.message_forms import texts_of
+from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.text.turns import encode_answer
 from titan_rl.data.types import Prompt
@@ -49,7 +51,8 @@ def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens
         is_chat, tools = not isinstance(part.messages(prompt), str), part.tools_of(prompt)
         answers = worked_answers(part, prompt)
         try:
-            encoded = [encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools) for answer in answers]
+            own = with_options(tokenizer, prompt.template_options)
+            encoded = [encode_answer(own, answer, is_chat=is_chat, tools=tools) for answer in answers]
         except ConfigError as error:
             raise ConfigError(f"{place(prompt)}: {error}") from None
         length = len(encode_prompt(task, tokenizer, prompt)) + sum(map(len, encoded))
@@ -69,7 +72,7 @@ def check_characters(task: Task, tokenizer: Tokenizer, prompts: Iterable[Prompt]
     """Check prompts' characters. Errors: ConfigError with the prompt for one that the tokenizer does not know."""
     for prompt in prompts:
         messages = task.messages(prompt)
-        parts = [messages] if isinstance(messages, str) else [message["content"] for message in messages]
+        parts = [messages] if isinstance(messages, str) else list(chain.from_iterable(map(texts_of, messages)))
         for field, text in [*(("prompt", part) for part in parts), ("answer", prompt.answer)]:
             if (character := first_unknown(tokenizer, text)) is not None:
                 raise ConfigError(

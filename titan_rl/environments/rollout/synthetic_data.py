@@ -9,9 +9,10 @@ from itertools import islice
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_shapes import Kind, ParsedRow, read_row
+from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS
+from titan_rl.data.rows.row_shapes import Kind, ParsedRow, Written, read_row
 from titan_rl.data.seeds import named_seed
-from titan_rl.data.types import Prompt
+from titan_rl.data.types import Prompt, message
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
 from titan_rl.environments.rollout.demonstrations import worked_answers
@@ -50,21 +51,22 @@ def _only_answer(task: Task, prompt: Prompt) -> str:
 
 def _columns(task: Task, kind: Kind, prompt: Prompt, answers: list[str], number: int) -> Iterator[dict[str, Any]]:
     question = task.messages(prompt)
+    asked = {"prompt": question, TEMPLATE_OPTIONS: prompt.template_options}
     right = _written(question, answers[number])
     if kind == "demonstrations":
-        yield {"prompt": question, "completion": right}
+        yield {**asked, "completion": right}
         return
     wrong = _written(question, _wrong(prompt, answers, number))
     if kind == "pairs":
-        yield {"prompt": question, "chosen": right, "rejected": wrong}
+        yield {**asked, "chosen": right, "rejected": wrong}
         return
-    yield {"prompt": question, "completion": right, "label": True}
-    yield {"prompt": question, "completion": wrong, "label": False}
+    yield {**asked, "completion": right, "label": True}
+    yield {**asked, "completion": wrong, "label": False}
 
 
-def _written(question: str | list[dict[str, str]], answer: str) -> str | list[dict[str, str]]:
+def _written(question: Written, answer: str) -> Written:
     """Answer in the form of the question: text or messages."""
-    return answer if isinstance(question, str) else [{"role": "assistant", "content": answer}]
+    return answer if isinstance(question, str) else [message("assistant", answer)]
 
 
 def _wrong(prompt: Prompt, answers: list[str], number: int) -> str:

@@ -21,7 +21,7 @@ from titan_rl.config.sections.kinds import Count, Seconds, Style
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.numbers import finite
 from titan_rl.data.rows.row_files import find_file
-from titan_rl.data.types import Message, Prompt, ToolCall
+from titan_rl.data.types import Message, Prompt, ToolCall, message
 from titan_rl.environments.conversation.session_limit import Sessions
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls
 from titan_rl.environments.conversation.tools import MAX_RESULT, ToolEnvironment
@@ -88,7 +88,7 @@ class NemoGymTask(RowsTask):
         conversation = messages_of(prompt.entry["place"], prompt.entry["row"])
         if not self.system_prompt or any(message["role"] == "system" for message in conversation):
             return conversation
-        return [dict(role="system", content=self.system_prompt), *conversation]
+        return [message("system", self.system_prompt), *conversation]
 
     def tools_of(self, prompt: Prompt) -> list[dict[str, Any]]:
         schemas = schemas_of(prompt.entry["place"], prompt.entry["row"])

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import check_finite, joined, messages, names, shown
+from titan_rl.data.rows.row_fields import check_finite, joined, names, shown
 from titan_rl.data.rows.row_files import read_raw_rows
+from titan_rl.data.rows.row_messages import messages
 from titan_rl.data.types import Message
 from titan_rl.environments.prompts.row_files import DataRow
 

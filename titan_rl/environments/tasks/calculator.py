@@ -18,7 +18,7 @@ from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.seeds import is_held_out
-from titan_rl.data.types import Message, Prompt
+from titan_rl.data.types import Message, Prompt, message
 from titan_rl.environments.conversation.tool_calls import Call, read_calls
 from titan_rl.environments.conversation.tools import ToolEnvironment
 from titan_rl.environments.interfaces.task import RewardParts, Task
@@ -102,8 +102,8 @@ class CalculatorTask(Task):
         if self.style == "compact":
             return prompt.text
         question = f"What is {prompt.text.removesuffix('=')}? Let calc do each operation; then give the number alone."
-        system = [dict(role="system", content=self.system_prompt)] if self.system_prompt else []
-        return [*system, dict(role="user", content=question)]
+        system = [message("system", self.system_prompt)] if self.system_prompt else []
+        return [*system, message("user", question)]
 
     def demonstration(self, prompt: Prompt) -> list[str]:
         if random.Random(f"shown {prompt.text}").random() >= self.options.shown_calls:

@@ -24,7 +24,7 @@ from pydantic import Field
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.types import Message, Prompt
+from titan_rl.data.types import Message, Prompt, message
 from titan_rl.environments.interfaces.environment import OVER, OneAnswer, Reply
 from titan_rl.environments.interfaces.task import RewardParts, Task
 
@@ -217,8 +217,8 @@ class TreasureTask(Task):
         if self.style == "compact":
             return observation
         question = f"{_ASKED.format(turns=self.options.max_turns)}\n\n{observation}"
-        system = [dict(role="system", content=self.system_prompt)] if self.system_prompt else []
-        return [*system, dict(role="user", content=question)]
+        system = [message("system", self.system_prompt)] if self.system_prompt else []
+        return [*system, message("user", question)]
 
     def demonstration(self, prompt: Prompt) -> list[str]:
         house, state, commands = House(**prompt.entry), State(), list[str]()

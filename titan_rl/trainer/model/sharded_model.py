@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 import xxhash
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP
@@ -19,6 +20,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.protocols.model_spec import ModelSpec
 
+from titan_rl.config.model_directory.chat_template import write_template
 from titan_rl.config.sections.schema import Config, LoraConfig
 from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.types import Row
@@ -58,10 +60,12 @@ class ShardedModel:
         *,
         temperature: float,
         kernel: Kernel,
+        chat_template: str = "",
     ):
-        """``path``: directory of the weights. ``temperature``: of the log-probabilities."""
+        """``path``: directory of the weights. ``temperature``: of the log-probabilities. ``chat_template``: what is
+        saved in the place of the directory's own; empty: that one."""
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
-        self.temperature = temperature
+        self.temperature, self.chat_template = temperature, chat_template
         self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
         self.attention_form: Form = attention_form(
             decoder_of(spec), device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
@@ -228,6 +232,8 @@ class ShardedModel:
         """Write a Hugging Face directory with adapters merged. ``dtype``: as ``checkpoint.export_dtype``."""
         write = save_value_model if has_value_head(self.spec) else save_hf
         write(self.shards(), self.path, Path(out), export_dtypes(self.spec, self.dtypes, dtype), self.device)
+        if self.chat_template and not dist.get_rank():
+            write_template(Path(out), self.chat_template)
 
 
 def make_sharded(
@@ -246,4 +252,5 @@ def make_sharded(
         *(value_spec(spec) if head == "value" else spec, titan, path, dims, device),
         temperature=config.rollout.temperature,
         kernel=config.model.kernel,
+        chat_template=config.model.chat_template.text,
     )

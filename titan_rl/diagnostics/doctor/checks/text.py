@@ -1,8 +1,8 @@
 """Text: what the run makes of prompts, worked examples and replies, beside transformers' own rendering of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ from jinja2 import TemplateError
 from titan_rl.controller.preflight.checks import stops_of, tokenizer_of
 from titan_rl.data.text import pieces, turns
 from titan_rl.data.text.control_tokens import control_tokens
+from titan_rl.data.text.message_forms import fitted, texts_of
+from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, text_settings
-from titan_rl.data.types import Message
+from titan_rl.data.types import Message, message
 from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.environments.interfaces.task import task_of
@@ -32,7 +34,8 @@ class Written:
     def rendered(self, messages: list[Message], tools: Sequence[dict[str, Any]] = (), *, asks: bool = True) -> str:
         settings = text_settings(self.tokenizer)
         options = settings.template_kwargs | {"strftime_now": settings.strftime, "tools": list(tools) or None}
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks, **options)
+        conversation: Any = fitted(self.tokenizer, messages, has_tools=bool(tools))
+        text = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=asks, **options)
         assert isinstance(text, str), "one conversation is one text"
         return text
 
@@ -53,7 +56,7 @@ class Written:
         return tools if "tools" in str(self.tokenizer.chat_template) else ()
 
     def _has_control(self, messages: list[Message]) -> bool:
-        texts = (message["content"] for message in messages)
+        texts = chain.from_iterable(map(texts_of, messages))
         return any(token in text for text in texts for token in control_tokens(self.tokenizer).values())
 
     def _compare(self, what: str, encoded: list[int], expected: list[int]) -> None:
@@ -70,9 +73,9 @@ class Written:
                     raise CheckFailed("text becomes a control token", f"{word!r} in a {role}'s words is one")
 
     def _num_control(self, text: str, role: str, is_chat: bool) -> tuple[int, int]:
-        messages = [{"role": role, "content": text}]
+        messages = [message(role, text)]
         reply_tokens, _ = turns.encode_reply(self.tokenizer, messages, -1, is_chat=is_chat)
-        prompt = turns.encode_messages(self.tokenizer, [{"role": "user", "content": text}] if is_chat else text)
+        prompt = turns.encode_messages(self.tokenizer, [message("user", text)] if is_chat else text)
         control = list(control_tokens(self.tokenizer))
         return int(np.isin(reply_tokens, control).sum()), int(np.isin(prompt, control).sum())
 
@@ -83,9 +86,9 @@ class Written:
             raise CheckFailed("a worked answer does not end with what stops the engine", self._shown(encoded))
         before, conversation = "1+1=\n", f"1+1=\n{_ANSWER}"
         if is_chat:
-            question = [{"role": "user", "content": "1"}]
+            question = [message("user", "1")]
             before = self.rendered(question)
-            conversation = self.rendered([*question, {"role": "assistant", "content": _ANSWER}], asks=False)
+            conversation = self.rendered([*question, message("assistant", _ANSWER)], asks=False)
         head, both = pieces.encode(self.tokenizer, before), pieces.encode(self.tokenizer, conversation)
         if both[: len(head)] == head:
             self._compare("a worked answer", encoded[:-1], both[len(head) :][: len(encoded) - 1])
@@ -94,9 +97,9 @@ class Written:
         """Check of a reply's tokens against the template. Errors: CheckFailed."""
         role = "tool" if tools else "user"
         last = int(turns.encode_answer(self.tokenizer, _ANSWER, is_chat=True, tools=tools)[-1])
-        reply: Message = {"role": role, "content": _REPLY}
+        reply = message(role, _REPLY)
         encoded, _ = turns.encode_reply(self.tokenizer, [reply], last, is_chat=True, tools=tools)
-        conversation = [{"role": "user", "content": "1"}, {"role": "assistant", "content": _ANSWER}, reply]
+        conversation = [message("user", "1"), message("assistant", _ANSWER), reply]
         try:
             behind = self.rendered(conversation, self._rendered_tools(tools)).rpartition(_ANSWER)[2]
         except TemplateError:  # one without tools is told of a user's words
@@ -121,7 +124,8 @@ async def written(context: CheckContext) -> str:
     for prompt in prompts:
         part = task_of(task, prompt)
         messages, tools = part.messages(prompt), part.tools_of(prompt)
-        text.check_prompt(messages, tools)
+        own = replace(text, tokenizer=with_options(text.tokenizer, prompt.template_options))
+        own.check_prompt(messages, tools)
         styles.add(not isinstance(messages, str))
         if tools and not isinstance(messages, str):
             text.check_reply(tools)

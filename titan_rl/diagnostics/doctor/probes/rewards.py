@@ -21,7 +21,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import TASKS_OF_OTHERS
 from titan_rl.controller.preflight.checks import Checked
-from titan_rl.data.types import Prompt
+from titan_rl.data.types import Prompt, content_of
 from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of
 from titan_rl.environments.prompts.stream import PromptStream
@@ -163,7 +163,7 @@ def _answers(task: Task, prompt: Prompt, right: list[list[str]], number: int) ->
     yield "repeated", [" ".join([next(filter(str.strip, letters), "a")] * 40)]
     yield "random", ["".join(chance.choice("abcdefghij klmnop.,;") for _ in range(40))]
     question = task_of(task, prompt).messages(prompt)
-    text = question if isinstance(question, str) else question[-1]["content"]
+    text = question if isinstance(question, str) else content_of(question[-1])
     for kind, echo in zip(ECHOES, (text, text.splitlines()[-1], text.split()[-1]), strict=True):
         yield kind, [echo]
 
