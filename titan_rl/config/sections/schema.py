@@ -7,7 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from titan_rl.config.sections.hosts import HostsConfig
-from titan_rl.config.sections.kinds import Count, Gib, LearningRate, Seconds, Share, Style, Temperature, Weight, Whole
+from titan_rl.config.sections.kinds import (
+    Count,
+    Files,
+    Gib,
+    LearningRate,
+    Seconds,
+    Share,
+    Style,
+    Temperature,
+    Weight,
+    Whole,
+)
 from titan_rl.config.sections.placement import PlacementConfig
 from titan_rl.config.sections.role_sections import (
     CriticConfig,
@@ -227,15 +238,19 @@ class DataConfig:
     """Of a run that is trained on data instead of rollouts: without generator and verifier (``algorithm.name = "sft"``,
     ``dpo``, ``kto`` or ``reward_model``)."""
 
-    file: str = ""
-    """JSON lines, Parquet, or a directory that ``datasets`` saved; looked for in the folders of run.plugin_path.
-    ``task``: made of the worked examples of ``[task]``."""
-    held_out_file: str = ""
+    file: Files = ""
+    """JSON lines or Parquet: a path, a glob, a ``datasets`` directory or a name of the Hub
+    (``openai/gsm8k:main:train``), or a list of these, each with a ``weight`` if it likes. Relative paths are looked for
+    in the folders of run.plugin_path. ``task``: made of the worked examples of ``[task]``."""
+    held_out_file: Files = ""
     """Rows for evaluation only."""
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Without such a file: how much of ``file`` is for evaluation only."""
     format: Literal["auto", "messages", "prompt_completion", "text", "pairs", "labels"] = "auto"
     """The columns that rows have; auto: as the algorithm wants them, and as their names tell."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Names of ours (messages, prompt, completion, text, question, answer, chosen, rejected, label, margin) to the
+    files': a column, or a dotted path such as ``extra_info.answer``."""
     chat: bool = False
     """Text becomes a user's and the assistant's message of a chat; messages always are."""
     too_long: Literal["refuse", "skip"] = "refuse"

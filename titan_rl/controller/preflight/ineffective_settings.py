@@ -203,6 +203,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
         _unless(lambda run: not run.config.data.held_out_file, "data.held_out_file has those rows; leave it out"),
     ),
     "data.format": (_FROM_FILE,),
+    "data.columns": (_FROM_FILE,),
     "data.made_rows": (
         _unless(lambda run: run.config.data.file == MADE, "rows are made with data.file = 'task' only; leave it out"),
     ),

@@ -38,6 +38,8 @@ class ParsedRow:
     answers: list[Written]
     value: float = 1.0
     """Of a pair: the margin by which the first is better. Of a label: 1 or -1."""
+    source: int = 0
+    """Number of its source among those of the file setting."""
 
     @property
     def text(self) -> str:

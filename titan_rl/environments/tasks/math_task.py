@@ -49,6 +49,10 @@ class MathTask(RowsTask):
                 f"task.name = 'jsonl'"
             )
 
+    @property
+    def is_exact(self) -> bool:
+        return False
+
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
         """Score the last answer: 1 if right, else 0. Errors: ValueError for an unreadable expected answer."""
         return {"right": float(is_right(answers[-1], prompt.answer))}
