@@ -71,6 +71,8 @@ OWN_SCORE = "task"
 """The task's own score, among ``task.rewards`` and as ``eval.grader``."""
 JUDGE = "judge"
 """A language model's, among ``task.rewards``, as ``task.reward`` and as ``eval.grader``."""
+ANSWER_REWARDS = ("gsm8k", "gsm8k_flexible", "math")
+"""Rewards by the expected answer, by name (environments/rewards/answer_graders.py)."""
 MADE = "task"
 """``data.file`` that is no file: rows are made of ``[task]``."""
 MIXTURE = "mixture"
@@ -90,10 +92,14 @@ class TaskConfig:
     system_prompt: str = ""
     """What a chat begins with."""
     reward: str = ""
-    """``pkg.module:name`` of a function ``(prompt, completion, row) -> float | dict``, or ``judge``, a language model
-    that ``[task.judge]`` tells of (environments/rewards/llm_judge.py); empty: the task's own score."""
+    """``pkg.module:name`` of a function ``(prompt, completion, row) -> float | dict``; ``gsm8k``, ``gsm8k_flexible`` or
+    ``math``, by the expected answer; ``judge``, a language model that ``[task.judge]`` tells of; empty: the task's own
+    score."""
     rewards: dict[str, Weight] = field(default_factory=dict)
     """Several of these, ``task`` for the task's own score, by their weights: the reward is the weighted sum."""
+    rewards_by_source: dict[str, str] = field(default_factory=dict)
+    """Rewards of rows by the set that they are of (``data_source``, ``task_name`` or ``dataset``): its name to one of
+    these."""
     judge: dict[str, Any] = field(default_factory=dict)
     """The judge's own keys."""
     keep_special: bool = False
@@ -111,7 +117,13 @@ class TaskConfig:
     @property
     def scores_itself(self) -> bool:
         """Whether its own score is in the reward."""
-        return OWN_SCORE in self.rewards if self.rewards else not self.reward
+        return OWN_SCORE in self.reward_names
+
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """Everything that scores, by name."""
+        several = (*self.rewards, *self.rewards_by_source.values())
+        return several or (self.reward or OWN_SCORE,)
 
 
 @dataclass(kw_only=True)

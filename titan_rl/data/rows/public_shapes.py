@@ -69,7 +69,7 @@ def as_question(place: str, columns: Columns, mapped: Collection[str], section: 
     if columns.get("answer") is None and answer is not None:
         columns = columns | {"answer": answer}
     final = _final(answer)
-    return Question(column, columns, final, worked or (answer if final != answer else ""))
+    return Question(column, columns, final, worked or (str(answer) if final != answer else ""))
 
 
 def _asking(place: str, columns: Columns, mapped: Collection[str], section: str) -> str:

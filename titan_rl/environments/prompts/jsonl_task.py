@@ -15,16 +15,21 @@ from pydantic import Field
 
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.sections.kinds import Files, Style
-from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.config.sections.schema import ANSWER_REWARDS, OWN_SCORE, TaskConfig
 from titan_rl.data.rows.column_names import ASKED, check_names
 from titan_rl.data.rows.file_sources import Source, check_unweighted, locate_sources
+from titan_rl.data.rows.public_shapes import SOURCES
+from titan_rl.data.rows.row_fields import names
 from titan_rl.data.rows.splits import RowOrder, Split, key, places_of, row_order, split_by_file, split_by_share
 from titan_rl.data.types import Message, Prompt
 from titan_rl.environments.interfaces.task import RewardParts, Size, Task
 from titan_rl.environments.prompts.row_files import DataRow, Parse, parser_of, read_rows, without_answer
 from titan_rl.environments.prompts.stream import EACH_ROW
+from titan_rl.environments.rewards.mathematics.final_answer import can_be_read
 
 _SECTION = "task.options"
+_READ = 500
+"""Rows whose answers are read as mathematics before anything starts: each takes some milliseconds."""
 HELD_OUT = "held_out"
 """Name of the stream of held-out rows; all others are of training rows."""
 
@@ -124,7 +129,8 @@ class RowsTask(ListedTask):
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         super().__init__(task)
-        self.scores_itself = task.scores_itself
+        self.scores_itself, self._rewards = task.scores_itself, task.reward_names
+        self._by_source, self._num_read = task.rewards_by_source, 0
         self.options, self.folders = _options(task, self.OPTIONS), list(folders)
 
     def _make_split(self) -> Split[DataRow]:
@@ -179,12 +185,39 @@ class RowsTask(ListedTask):
 
     def _check(self, row: DataRow) -> None:
         self._check_style(row)
-        if not self.scores_itself:
+        rewards = (self._reward_of(row),) if self._by_source else self._rewards
+        by_answer = next((name for name in rewards if name in (OWN_SCORE, *ANSWER_REWARDS)), None)
+        if by_answer is None:
             return
         if row.answer is None:
-            raise without_answer(row, "an exact match needs unless task.reward is set")
+            exact = "an exact match needs unless task.reward is set"
+            raise without_answer(row, exact if by_answer == OWN_SCORE else f"the reward {by_answer!r} needs")
         if not row.answer.strip():
             raise ConfigError(f"{row.place}: an empty 'answer' would pay for saying nothing: fill it in")
+        if "math" in rewards:
+            self._check_mathematics(row)
+
+    def _reward_of(self, row: DataRow) -> str:
+        """Reward of the set that a row is of. Errors: ConfigError for a set without one."""
+        setting = "task.rewards_by_source"
+        if row.set_name is None:
+            raise ConfigError(
+                f"{row.place}: no 'data_source', by which {setting} chooses; {names(row.columns, SOURCES)}"
+            )
+        if row.set_name not in self._by_source:
+            known = nearest(row.set_name, self._by_source)
+            raise ConfigError(f"{row.place}: {setting} has no reward for {row.set_name!r}: add it ({known})")
+        return self._by_source[row.set_name]
+
+    def _check_mathematics(self, row: DataRow) -> None:
+        """Check of an expected answer, of the first rows. Errors: ConfigError for one that cannot be read."""
+        self._num_read += 1
+        assert row.answer is not None, "a reward by the answer has one"
+        if self._num_read <= _READ and not can_be_read(row.answer):
+            raise ConfigError(
+                f"{row.place}: the 'answer' {row.answer!r} cannot be read as mathematics: write it in LaTeX, or take "
+                f"task.name = 'jsonl' and another reward"
+            )
 
     def demonstration(self, prompt: Prompt) -> str | list[str]:
         """Answer of the row, with its derivation where the score reads the end alone. Errors: ConfigError if it has
