@@ -54,6 +54,7 @@ KINDS: dict[str, dict[str, Any]] = {
 OF_ROLLOUTS = {
     *("rollout", "filter", "curriculum", "generator", "verifier", "reward_model", "eval.grader"),
     *("task.reward", "task.rewards", "task.judge", "task.sandbox", "task.scoring", "task.keep_special"),
+    "task.rewards_by_source",
     *("algorithm.updates_per_batch", "algorithm.train_truncated", "algorithm.overlong_buffer"),
     *("algorithm.overlong_penalty", "recovery.warm_spares", "placement.mode", "placement.generator"),
 }
@@ -100,7 +101,7 @@ UNREAD: dict[str, set[str]] = {
     "all switches": {*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, "lora.alpha", "lora.targets", "lora.adapter"},
     "sft": {
         *("hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS),
-        *("data.held_out_file", "data.held_out_share", "data.format"),
+        *("data.held_out_file", "data.held_out_share", "data.format", "data.columns"),
     },
     "sft on a file": {
         *("hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS, *OF_TASK, *MADE),
@@ -108,7 +109,7 @@ UNREAD: dict[str, set[str]] = {
     },
     "dpo": {
         *("hosts", *(ROLES - {"reference"}), *APART, *SWITCHED, *OF_ROLLOUTS, "algorithm.aggregation"),
-        *("data.held_out_file", "data.held_out_share", "data.format"),
+        *("data.held_out_file", "data.held_out_share", "data.format", "data.columns"),
     },
     "dpo on a file": {
         *("hosts", *(ROLES - {"reference"}), *APART, *OF_ROLLOUTS, *OF_TASK, *MADE, "algorithm.aggregation"),
@@ -131,6 +132,7 @@ READ = {
 OF_KIND = {"data.file", "algorithm.name", "hosts.launcher"}
 """Keys that would make the run one of another kind."""
 SWITCHES = {"sft.steps", "lora.rank", "curriculum.least_chance", "compile.enable", "task.reward", "task.rewards"}
+SWITCHES |= {"task.rewards_by_source"}
 PLACES = {f"{role}.placement" for role in ROLES}
 
 

@@ -170,7 +170,7 @@ def test_a_row_that_does_not_fit_is_named_by_its_line(tmp_path, row, kind, words
 def dataset_of(folder, kind: str, row_tokens: int = 64, **settings) -> Dataset:
     data = DataConfig(**{"file": "data.jsonl"} | settings)
     limits = dict(row_tokens=row_tokens, sample_tokens=row_tokens, max_held_out=1000)
-    return make_dataset(*read_files(data, kind, [str(folder)]), data, character_tokenizer(), **limits)
+    return make_dataset(read_files(data, kind, [str(folder)]), data, character_tokenizer(), **limits)
 
 
 def test_rows_that_are_too_long_are_refused_or_counted_and_never_cut(tmp_path):
@@ -253,7 +253,7 @@ def test_parquet_and_directories_of_datasets_are_read_like_json_lines(tmp_path):
     with pytest.raises(ConfigError, match="names files outside of it"):
         list(read_raw_rows(tmp_path / "saved"))
     datasets.DatasetDict(train=datasets.Dataset.from_list(rows)).save_to_disk(tmp_path / "several")
-    with pytest.raises(ConfigError, match=r"several datasets: name the folder of one of them \(train\)"):
+    with pytest.raises(ConfigError, match=r"several datasets: name one of them \(train\), as in"):
         list(read_raw_rows(tmp_path / "several"))
 
 

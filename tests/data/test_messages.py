@@ -10,7 +10,7 @@ from model_texts import MODELS, byte_pairs
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.rows.examples import make_example
-from titan_rl.data.rows.row_messages import messages, template_options, tools, without_nulls
+from titan_rl.data.rows.row_messages import messages, template_options, tools, without_filled
 from titan_rl.data.rows.row_shapes import read_row
 from titan_rl.data.text.checks import TextUse, check_chat
 from titan_rl.data.text.message_forms import call_form
@@ -193,7 +193,9 @@ def test_tools_and_options_are_taken_as_json_too():
 
 def test_nulls_that_arrow_adds_to_calls_are_left_out():
     struct = {"role": "assistant", "content": None, "tool_calls": [CALL | {"function": {"name": "a", "b": None}}]}
-    assert without_nulls([struct])[0]["tool_calls"][0]["function"] == {"name": "a"}
+    cleaned = without_filled({"messages": [struct], "nested": {"messages": [struct]}})
+    assert cleaned["messages"] == cleaned["nested"]["messages"]
+    assert cleaned["messages"][0]["tool_calls"][0]["function"] == {"name": "a"}
 
 
 # options

@@ -11,16 +11,21 @@ from row_tasks import mistake, rows_task, sums, write
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.rows.row_files import _rows, find_file
-from titan_rl.environments.prompts.row_files import read_rows
+from titan_rl.data.rows.file_sources import Source, locate_sources
+from titan_rl.data.rows.row_files import _rows
+from titan_rl.environments.prompts.row_files import DataRow, parse_row, read_rows
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rollout.prompt_checks import training_prompts
 
 
+def rows_of(path) -> list[DataRow]:
+    return read_rows([Source(path.name, (path,))], parse_row)
+
+
 def test_the_folder_of_a_user_who_has_none_is_one_line():
     with pytest.raises(ConfigError, match="^data.file = '~nobody_of_that_name/a.jsonl': .*give the whole path$"):
-        find_file("data.file", "~nobody_of_that_name/a.jsonl", [])
+        locate_sources("data.file", "~nobody_of_that_name/a.jsonl", [])
 
 
 @pytest.mark.parametrize("column", ["prompt", "question"])
@@ -95,7 +100,7 @@ def check_numbers(tmp_path) -> None:
     for name, column in (("floats", floats), ("decimals", decimals)):
         questions = [f"q{n}" for n in range(27)]
         pq.write_table(pa.table({"question": questions, "answer": column}), tmp_path / f"{name}.parquet")
-        assert {row.answer for row in read_rows(tmp_path / f"{name}.parquet")} == {"72", "7.5", None}
+        assert {row.answer for row in rows_of(tmp_path / f"{name}.parquet")} == {"72", "7.5", None}
 
 
 @pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
@@ -109,7 +114,7 @@ def test_a_number_is_the_shortest_decimal_of_its_own_precision(tmp_path, kind):
         ),
     }
     pq.write_table(pa.table({"question": ["a", "b", "c", "d"]} | columns), tmp_path / "narrow.parquet")
-    rows = read_rows(tmp_path / "narrow.parquet")
+    rows = rows_of(tmp_path / "narrow.parquet")
     assert [row.answer for row in rows] == ["0.1", "72", "-2.5", "0.00001"]
     assert [row.columns["list"] for row in rows] == [[0.1, None], [72.0, None], [-2.5, None], [1e-5, None]]
     assert [row.columns["table"] for row in rows] == [None, *({"x": x, "y": "z"} for x in (72.0, -2.5, 1e-5))]

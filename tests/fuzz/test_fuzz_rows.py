@@ -12,9 +12,10 @@ from fuzzing import ANY_TEXT, VALUES, as_json, assert_one_line, fuzz, lists_of, 
 from hypothesis import strategies as st
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.rows.file_sources import Source
 from titan_rl.data.rows.row_files import read_raw_rows
 from titan_rl.data.rows.row_shapes import FORMATS, read_row
-from titan_rl.environments.prompts.row_files import read_rows
+from titan_rl.environments.prompts.row_files import parse_row, read_rows
 
 ASKED, SAID = {"role": "user", "content": "4,6="}, {"role": "assistant", "content": "2"}
 ROWS = [
@@ -35,7 +36,7 @@ def read(name: str, data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (path := Path(folder, name)).write_bytes(data)
         try:
-            for row in read_rows(path):
+            for row in read_rows([Source(name, (path,))], parse_row):
                 json.dumps(row.columns)
                 assert row.text.strip() and row.text.encode() and (row.answer or "").encode() is not None
         except ConfigError as error:

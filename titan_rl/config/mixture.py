@@ -51,7 +51,7 @@ def _part(task: TaskConfig, label: str, table: object) -> PartConfig:
         raise ConfigError(f"{setting}.name = 'mixture': a mixture holds tasks, and no further mixtures")
     if part.system_prompt and part.style != "chat":
         raise ConfigError(f"{setting}.system_prompt needs {setting}.style = 'chat': set it, or leave the other out")
-    if part.judge and JUDGE not in (part.reward, *part.rewards):
+    if part.judge and JUDGE not in part.reward_names:
         raise ConfigError(f"{setting}.judge judges nothing: set {setting}.reward = 'judge', or leave it out")
     if part.keep_special:
         raise ConfigError(f"{setting}.keep_special: all answers of a run are read alike: set it as task.keep_special")

@@ -52,7 +52,8 @@ def _check_scoring(task: TaskConfig) -> None:
         return
     setting = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
     if not task.scores_itself:
-        replacement = f"task.rewards = {task.rewards!r}" if task.rewards else f"task.reward = {task.reward!r}"
+        several = task.rewards or task.rewards_by_source
+        replacement = f"task.rewards = {several!r}" if several else f"task.reward = {task.reward!r}"
         raise ConfigError(f"{setting}, and {replacement} takes its place: keep one of them")
     if task.name in (*TASKS_OF_FILES, *TASKS_OF_OTHERS, MIXTURE, *BUILT_IN) or is_reference(task.name):
         raise ConfigError(f"{setting}, and task.name = {task.name!r} is none: leave it out")

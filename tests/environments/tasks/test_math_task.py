@@ -13,8 +13,8 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.registry import make_task
+from titan_rl.environments.rewards.mathematics.final_answer import final_answer, is_right
 from titan_rl.environments.scoring.scorer import Scorer
-from titan_rl.environments.tasks.math_task import final_answer, is_right
 
 HONEST = [
     ("4", "4"),

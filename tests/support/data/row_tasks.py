@@ -20,9 +20,13 @@ def write(folder: Path, rows: list, name: str = "questions.jsonl") -> Path:
     return folder / name
 
 
-def rows_task(folder: Path, *, style: str = "compact", system_prompt: str = "", reward: str = "", **options):
-    options = {"file": "questions.jsonl"} | options
-    task = TaskConfig(name="jsonl", style=style, system_prompt=system_prompt, reward=reward, options=options)
+_OF_TASK = ("style", "system_prompt", "reward", "rewards_by_source")
+
+
+def rows_task(folder: Path, **settings):
+    """Task of ``questions.jsonl``. ``settings``: of the task, or else of its options."""
+    of_task = {key: settings.pop(key) for key in _OF_TASK if key in settings}
+    task = TaskConfig(name="jsonl", **of_task, options={"file": "questions.jsonl"} | settings)
     return make_task(task, [str(folder)])
 
 

@@ -35,11 +35,12 @@ from titan_rl import cli
 from titan_rl.config.command_line import EXIT_OK, EXIT_USER
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory.tensor_names import expected_tensors
+from titan_rl.data.rows.file_sources import Source
 from titan_rl.data.storage.files import replace_text
 from titan_rl.data.text.chat_template import message, render
 from titan_rl.data.text.template_limits import checking
 from titan_rl.data.types import Group, Rollout, Turn
-from titan_rl.environments.prompts.row_files import read_rows
+from titan_rl.environments.prompts.row_files import parse_row, read_rows
 from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.rollouts import SCHEMA, write_rollouts
@@ -298,7 +299,7 @@ BRANCHES = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% 
 
 
 def read(path: Path) -> int:
-    read_rows(path)
+    read_rows([Source(path.name, (path,))], parse_row)
     return EXIT_OK
 
 

@@ -54,7 +54,7 @@ def _fetch(name: str, check: Callable[[Path], None]) -> Path:
 
     revision = _newest_revision(name)
     known = {"revision": revision, "local_files_only": revision is None}
-    with _no_bars():
+    with no_bars():
         folder = Path(snapshot_download(name, allow_patterns=[*BELONGS, INDEX], **known))
     check(folder)
     names = set(weight_map(folder).values()) if (folder / INDEX).exists() else {SINGLE}
@@ -65,7 +65,7 @@ def _fetch_config(name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     revision = _newest_revision(name)
-    with _no_bars():
+    with no_bars():
         known = {"revision": revision, "local_files_only": revision is None}
         return Path(hf_hub_download(name, "config.json", **known)).parent
 
@@ -85,7 +85,8 @@ def _newest_revision(name: str) -> str | None:
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
+def no_bars() -> Iterator[None]:
+    """Context in which ``huggingface_hub`` shows no progress bars."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     was_quiet = are_progress_bars_disabled()

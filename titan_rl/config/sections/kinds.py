@@ -1,8 +1,8 @@
 """Kinds of values in a TOML, and their bounds."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 Style = Literal["compact", "chat"]
 """How prompts and calls are written: as plain text, or through the model's chat template."""
@@ -16,3 +16,26 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
 """vLLM's limits: it samples at 0.01 whatever is asked below that, and refuses more than 2."""
 Temperature = Annotated[float, Field(ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE)]
 LearningRate = Annotated[float, Field(gt=0, le=1e6)]
+
+
+def _files(value: Any) -> Any:
+    """Check of a ``file`` setting's form. Errors: ValueError."""
+    for entry in value if isinstance(value, list) else [value]:
+        table = {"path": entry} if isinstance(entry, str) else entry
+        if not isinstance(table, dict) or "path" not in table or not table.keys() <= {"path", "weight"}:
+            raise ValueError('give a name, or a list of names and of { path = "a.jsonl", weight = 2.0 }')
+        if not isinstance(table["path"], str) or (isinstance(value, list) and not table["path"]):
+            raise ValueError(f"{table['path']!r} is no name: give a path, a glob or a name of the Hub, in quotes")
+        weight = table.get("weight", 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1e6:
+            raise ValueError(f"weight = {weight!r}: give a number above 0, the source's part of the rows drawn")
+    if value == []:
+        raise ValueError("name at least one")
+    if isinstance(value, dict):
+        raise ValueError("a table is one of several: put it into a list, or give its path alone")
+    return value
+
+
+Files = Annotated[str | list[Any], PlainValidator(_files)]
+"""Where rows are: a path, a glob, a directory of ``datasets`` or a name of the Hub, or a list of these and weights
+(data/rows/file_sources.py)."""

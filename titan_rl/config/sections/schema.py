@@ -7,7 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from titan_rl.config.sections.hosts import HostsConfig
-from titan_rl.config.sections.kinds import Count, Gib, LearningRate, Seconds, Share, Style, Temperature, Weight, Whole
+from titan_rl.config.sections.kinds import (
+    Count,
+    Files,
+    Gib,
+    LearningRate,
+    Seconds,
+    Share,
+    Style,
+    Temperature,
+    Weight,
+    Whole,
+)
 from titan_rl.config.sections.placement import PlacementConfig
 from titan_rl.config.sections.role_sections import (
     CriticConfig,
@@ -74,6 +85,8 @@ OWN_SCORE = "task"
 """The task's own score, among ``task.rewards`` and as ``eval.grader``."""
 JUDGE = "judge"
 """A language model's, among ``task.rewards``, as ``task.reward`` and as ``eval.grader``."""
+ANSWER_REWARDS = ("gsm8k", "gsm8k_flexible", "math")
+"""Rewards by the expected answer, by name (environments/rewards/answer_graders.py)."""
 MADE = "task"
 """``data.file`` that is no file: rows are made of ``[task]``."""
 MIXTURE = "mixture"
@@ -93,10 +106,14 @@ class TaskConfig:
     system_prompt: str = ""
     """What a chat begins with."""
     reward: str = ""
-    """``pkg.module:name`` of a function ``(prompt, completion, row) -> float | dict``, or ``judge``, a language model
-    that ``[task.judge]`` tells of (environments/rewards/llm_judge.py); empty: the task's own score."""
+    """``pkg.module:name`` of a function ``(prompt, completion, row) -> float | dict``; ``gsm8k``, ``gsm8k_flexible`` or
+    ``math``, by the expected answer; ``judge``, a language model that ``[task.judge]`` tells of; empty: the task's own
+    score."""
     rewards: dict[str, Weight] = field(default_factory=dict)
     """Several of these, ``task`` for the task's own score, by their weights: the reward is the weighted sum."""
+    rewards_by_source: dict[str, str] = field(default_factory=dict)
+    """Rewards of rows by the set that they are of (``data_source``, ``task_name`` or ``dataset``): its name to one of
+    these."""
     judge: dict[str, Any] = field(default_factory=dict)
     """The judge's own keys."""
     keep_special: bool = False
@@ -114,7 +131,13 @@ class TaskConfig:
     @property
     def scores_itself(self) -> bool:
         """Whether its own score is in the reward."""
-        return OWN_SCORE in self.rewards if self.rewards else not self.reward
+        return OWN_SCORE in self.reward_names
+
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """Everything that scores, by name."""
+        several = (*self.rewards, *self.rewards_by_source.values())
+        return several or (self.reward or OWN_SCORE,)
 
 
 @dataclass(kw_only=True)
@@ -241,15 +264,19 @@ class DataConfig:
     """Of a run that is trained on data instead of rollouts: without generator and verifier (``algorithm.name = "sft"``,
     ``dpo``, ``kto`` or ``reward_model``)."""
 
-    file: str = ""
-    """JSON lines, Parquet, or a directory that ``datasets`` saved; looked for in the folders of run.plugin_path.
-    ``task``: made of the worked examples of ``[task]``."""
-    held_out_file: str = ""
+    file: Files = ""
+    """JSON lines or Parquet: a path, a glob, a ``datasets`` directory or a name of the Hub
+    (``openai/gsm8k:main:train``), or a list of these, each with a ``weight`` if it likes. Relative paths are looked for
+    in the folders of run.plugin_path. ``task``: made of the worked examples of ``[task]``."""
+    held_out_file: Files = ""
     """Rows for evaluation only."""
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Without such a file: how much of ``file`` is for evaluation only."""
     format: Literal["auto", "messages", "prompt_completion", "text", "pairs", "labels"] = "auto"
     """The columns that rows have; auto: as the algorithm wants them, and as their names tell."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Names of ours (messages, prompt, completion, text, question, answer, chosen, rejected, label, margin) to the
+    files': a column, or a dotted path such as ``extra_info.answer``."""
     chat: bool = False
     """Text becomes a user's and the assistant's message of a chat; messages always are."""
     too_long: Literal["refuse", "skip"] = "refuse"

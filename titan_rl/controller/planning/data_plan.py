@@ -9,7 +9,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import MADE, TASKS_OF_FILES, TASKS_OF_OTHERS
 from titan_rl.controller.preflight.checks import Checked, check_room, tokenizer_of, with_dataset
-from titan_rl.data.rows.row_files import find_file
+from titan_rl.data.rows.file_sources import locate_sources
 from titan_rl.environments.rollout.group import encode_prompt
 from titan_rl.environments.rollout.prompt_checks import training_prompts
 
@@ -55,10 +55,10 @@ def _hindrances(checked: Checked) -> Iterator[str]:
         if task.name in TASKS_OF_OTHERS and config.data.file in ("", MADE):
             yield f"as {setting}.name = {task.name!r} is played elsewhere"
         if task.name in TASKS_OF_FILES and config.data.file in ("", MADE):
-            files.append((f"{setting}.options.file", str(task.options.get("file", ""))))
+            files.append((f"{setting}.options.file", task.options.get("file", "")))
     for setting, name in files:
         try:
-            find_file(setting, name, folders, directories=setting == "data.file")
+            locate_sources(setting, name, folders)
         except ConfigError:
             yield f"as {setting} = {name!r} is not here"
 

@@ -15,7 +15,7 @@ from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.sections.schema import MIXTURE, OWN_SCORE, TASKS_OF_OTHERS, Config
+from titan_rl.config.sections.schema import ANSWER_REWARDS, MIXTURE, OWN_SCORE, TASKS_OF_OTHERS, Config
 from titan_rl.controller.preflight.data_checks import check_settings, load_dataset
 from titan_rl.controller.preflight.device import device_type, is_on_cpu
 from titan_rl.controller.preflight.engine_checks import check_engine
@@ -399,7 +399,7 @@ def _check_filter(config: Config) -> None:
         return
     tasks = all_tasks(config.task).values()
     of_others = any(is_reference(each.name) or each.name in TASKS_OF_OTHERS for each in tasks)
-    if not of_others and not any(each.reward or set(each.rewards) - {OWN_SCORE} for each in tasks):
+    if not of_others and not any(set(each.reward_names) - {OWN_SCORE, *ANSWER_REWARDS} for each in tasks):
         raise ConfigError(
             "filter.min_pass_rate = 1 leaves the groups whose answers are all right, and filter.no_signal none whose "
             "rewards are all equal, so there would be none: lower the one, or leave the other out"

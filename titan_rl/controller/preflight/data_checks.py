@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import MADE, ChatTemplateConfig, Config
-from titan_rl.data.rows.datasets import Dataset, check_format, make_dataset, read_files
+from titan_rl.data.rows.datasets import Dataset, FileRows, check_format, make_dataset, read_files
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.environments.interfaces.task import Task
@@ -48,16 +48,17 @@ def load_dataset(
     assert kind != "rollouts", "registry.py has refused such an algorithm beside data.file"
     if data.file == MADE:
         check_format(data, kind)
-        rows = synthetic_rows(task, kind, seed=config.run.seed, count=data.made_rows, num_held_out=config.eval.prompts)
+        made = synthetic_rows(task, kind, seed=config.run.seed, count=data.made_rows, num_held_out=config.eval.prompts)
+        rows = FileRows(*made)
     else:
         rows = read_files(data, kind, config.run.plugin_path)
-    limits = dict(row_tokens=row_tokens, sample_tokens=sample_tokens, max_held_out=len(rows[1]))
+    limits = dict(row_tokens=row_tokens, sample_tokens=sample_tokens, max_held_out=len(rows.held_out))
     if data.file != MADE:
         limits["max_held_out"] = config.eval.prompts
-    is_chat = data.chat or any(not isinstance(answer, str) for row in rows[0] for answer in row.answers)
-    _check_chat(config, is_chat, [answer for part in rows for row in part for answer in row.answers])
+    is_chat = data.chat or any(not isinstance(answer, str) for row in rows.train for answer in row.answers)
+    _check_chat(config, is_chat, [answer for row in (*rows.train, *rows.held_out) for answer in row.answers])
     check_model_text(config.model.path, tokenizer, use, {"chat" if is_chat else "compact"})
-    dataset = make_dataset(*rows, data, tokenizer, **limits)
+    dataset = make_dataset(rows, data, tokenizer, **limits)
     if kind == "labels" and len({example.text for example in dataset.train}) == 1:
         raise ConfigError(
             f"data.file = {data.file!r}: all rows to train on ask the same, and algorithm.name = "

@@ -10,7 +10,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.hosts import HostsConfig, parse_address
 from titan_rl.config.sections.schema import TASKS_OF_FILES, Config
-from titan_rl.data.rows.row_files import find_file
+from titan_rl.data.rows.file_sources import locate_sources
 from titan_rl.mesh.launch.base import HostLauncher, make_host_launcher
 from titan_rl.mesh.resources.certificates import certify
 from titan_rl.records.run_directory.controller_epochs import next_epoch
@@ -61,10 +61,12 @@ def paths_on_hosts(config: Config) -> list[str]:
     models = [getattr(config, role).path for role in (*FROZEN, *LEARNED, "reward_model")] + [config.lora.adapter]
     models += [] if "://" in store else [store]
     files = [
-        find_file(option, name, config.run.plugin_path)
+        path
         for task in all_tasks(config.task).values()
         for option in ("file", "held_out_file")
-        if task.name in TASKS_OF_FILES and (name := task.options.get(option))
+        if task.name in TASKS_OF_FILES and (files := task.options.get(option))
+        for source in locate_sources(option, files, config.run.plugin_path)
+        for path in source.paths
     ]
     paths = [path for path in models if path != config.model.path] + files + _own_modules(config.run.plugin_path)
     return list(dict.fromkeys(str(path) for path in paths if path))

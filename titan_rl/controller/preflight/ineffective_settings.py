@@ -91,7 +91,7 @@ def _reference_path(run: Run) -> str:
 def _judge(run: Run) -> str:
     graded = run.config.eval.grader
     parts = all_tasks(run.config.task).values()
-    judges = any(JUDGE in (part.reward, *part.rewards) for part in parts) or graded == JUDGE
+    judges = any(JUDGE in part.reward_names for part in parts) or graded == JUDGE
     return (
         ""
         if judges
@@ -145,6 +145,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "task.reward": (_sampled(),),
     "task.rewards": (_sampled(),),
+    "task.rewards_by_source": (_sampled(),),
     "task.judge": (_sampled(), _judge),
     "task.sandbox": (_sampled(),),
     "task.scoring": (_sampled(),),
@@ -202,6 +203,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
         _unless(lambda run: not run.config.data.held_out_file, "data.held_out_file has those rows; leave it out"),
     ),
     "data.format": (_FROM_FILE,),
+    "data.columns": (_FROM_FILE,),
     "data.made_rows": (
         _unless(lambda run: run.config.data.file == MADE, "rows are made with data.file = 'task' only; leave it out"),
     ),

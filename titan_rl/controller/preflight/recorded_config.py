@@ -49,6 +49,11 @@ def _references(config: Config) -> dict[str, str]:
             for setting, task in all_tasks(config.task).items()
             for name in task.rewards
         },
+        **{
+            f"{setting}.rewards_by_source.{source}": name
+            for setting, task in all_tasks(config.task).items()
+            for source, name in task.rewards_by_source.items()
+        },
         "algorithm.name": config.algorithm.name,
         "model.family": config.model.family,
         "mesh.launcher": config.mesh.launcher,

@@ -3,16 +3,19 @@
 A row that does not fit is an error that names it, or, by ``data.too_long = "skip"``, left out and listed; none is cut.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import DataConfig
+from titan_rl.data.rows.column_names import LEARNED, check_names, with_names
 from titan_rl.data.rows.examples import Example, make_example
-from titan_rl.data.rows.row_files import RawRow, find_file, read_raw_rows
+from titan_rl.data.rows.file_sources import Source, check_unweighted, list_names, locate_sources, read_sources
+from titan_rl.data.rows.public_shapes import as_example
+from titan_rl.data.rows.row_files import RawRow
 from titan_rl.data.rows.row_shapes import FORMATS, Kind, ParsedRow, read_row
-from titan_rl.data.rows.splits import places_of, split_by_file, split_by_share
+from titan_rl.data.rows.splits import RowOrder, row_order, split_by_file, split_by_share
 from titan_rl.data.text.tokenizer import Tokenizer
 
 _SECTION = "data"
@@ -36,23 +39,48 @@ class Dataset:
     held_out: list[Example]
     too_long: tuple[TooLong, ...] = ()
     """Rows of either kind that were left out."""
+    sources: tuple[Source, ...] = ()
+    """Sources of the training rows; empty: all are of one."""
+
+    @cached_property
+    def _order(self) -> RowOrder:
+        return order_of(self.train, self.sources)
 
     def draw(self, first: int, count: int, seed: int, stream: str = _SECTION) -> list[Example]:
-        """Examples number ``first`` to ``first + count`` of the run: every row once an epoch, in a new order each.
-        ``stream``: the name of the order."""
-        return [self.train[place] for place in places_of(first, count, len(self.train), stream, seed)]
+        """Examples number ``first`` to ``first + count`` of the run: every row of a source once an epoch, in a new
+        order each. ``stream``: the name of the order."""
+        return [self.train[place] for place in self._order.places(first, count, stream, seed)]
 
 
-def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> tuple[list[ParsedRow], list[ParsedRow]]:
-    """Rows to train on, and held-out ones, of the files that ``[data]`` names. Errors: ConfigError."""
+@dataclass(frozen=True)
+class FileRows:
+    """Rows to train on, and held-out ones, before they are tokenized."""
+
+    train: list[ParsedRow]
+    held_out: list[ParsedRow]
+    sources: tuple[Source, ...] = ()
+
+
+def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> FileRows:
+    """Rows of the files that ``[data]`` names. Errors: ConfigError."""
     check_format(settings, kind)
-    rows = _read_file("file", settings.file, settings, kind, folders)
+    check_names(f"{_SECTION}.columns", settings.columns, LEARNED)
+    sources = locate_sources(f"{_SECTION}.file", settings.file, folders)
+    rows = read_rows(sources, settings, kind)
     if settings.held_out_file:
-        held_out = _read_file("held_out_file", settings.held_out_file, settings, kind, folders)
+        setting = f"{_SECTION}.held_out_file"
+        check_unweighted(setting, settings.held_out_file)
+        held_out = read_rows(locate_sources(setting, settings.held_out_file, folders), settings, kind)
         split = split_by_file(rows, held_out, _SECTION)
     else:
         split = split_by_share(rows, settings.held_out_share, _SECTION)
-    return split.train, split.held_out
+    return FileRows(split.train, split.held_out, tuple(sources))
+
+
+def order_of(rows: Sequence[ParsedRow] | Sequence[Example], sources: Sequence[Source]) -> RowOrder:
+    """Order of training rows. Errors: ConfigError for a weighted source without one."""
+    weights, names = [source.weight for source in sources], [source.name for source in sources]
+    return row_order([row.source for row in rows], weights or [None], names, _SECTION)
 
 
 def check_format(settings: DataConfig, kind: Kind) -> None:
@@ -65,25 +93,27 @@ def check_format(settings: DataConfig, kind: Kind) -> None:
         raise ConfigError(f"data.format = {settings.format!r}: the algorithm trains on {kind}, so give auto or {valid}")
 
 
-def _read_file(option: str, name: str, settings: DataConfig, kind: Kind, folders: Sequence[str]) -> list[ParsedRow]:
-    path = find_file(f"{_SECTION}.{option}", name, folders, directories=True)
-    return read_rows(path, read_raw_rows(path), settings, kind)
-
-
-def read_rows(path: Path, rows: Iterable[RawRow], settings: DataConfig, kind: Kind) -> list[ParsedRow]:
-    """Rows of a file, parsed. Errors: ConfigError that names the row."""
+def read_rows(sources: Sequence[Source], settings: DataConfig, kind: Kind) -> list[ParsedRow]:
+    """Rows of all sources, parsed. Errors: ConfigError that names the row."""
     try:
-        parsed = [read_row(place, columns, kind, settings.format) for place, columns in rows]
+        parsed = [replace(_parsed(row, settings, kind), source=number) for number, row in read_sources(sources)]
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        raise ConfigError(f"cannot read {list_names(sources)}: {error}") from None
     if not parsed:
-        raise ConfigError(f"{path} holds no rows")
+        raise ConfigError(f"{', '.join(str(path) for source in sources for path in source.paths)} holds no rows")
     return parsed
 
 
+def _parsed(row: RawRow, settings: DataConfig, kind: Kind) -> ParsedRow:
+    place, columns = row
+    columns = with_names(place, columns, settings.columns, f"{_SECTION}.columns")
+    if settings.format == "auto":
+        columns = as_example(place, columns, kind, settings.columns)
+    return read_row(place, columns, kind, settings.format)
+
+
 def make_dataset(
-    train: list[ParsedRow],
-    held_out: list[ParsedRow],
+    rows: FileRows,
     settings: DataConfig,
     tokenizer: Tokenizer,
     *,
@@ -97,8 +127,9 @@ def make_dataset(
     with its question. Errors: ConfigError that names a row that is longer, unless such rows are skipped; or if none is
     left.
     """
-    count_train, count_held_out = len(train), min(len(held_out), max_held_out)
-    examples = [make_example(row, tokenizer, as_chat=settings.chat) for row in (*train, *held_out[:max_held_out])]
+    held_out = rows.held_out[:max_held_out]
+    count_train, count_held_out = len(rows.train), len(held_out)
+    examples = [make_example(row, tokenizer, as_chat=settings.chat) for row in (*rows.train, *held_out)]
     fitting = [_fits(example, settings, row_tokens, sample_tokens) for example in examples]
     kept = [
         [example for example, fits in zip(examples[part], fitting[part], strict=True) if fits]
@@ -112,7 +143,8 @@ def make_dataset(
         for number, (example, fits) in enumerate(zip(examples, fitting, strict=True))
         if not fits
     ]
-    return Dataset(*kept, too_long=tuple(too_long))
+    order_of(kept[0], rows.sources)
+    return Dataset(*kept, too_long=tuple(too_long), sources=rows.sources)
 
 
 def _fits(example: Example, settings: DataConfig, row_tokens: int, sample_tokens: int) -> bool:

@@ -29,6 +29,8 @@ class Example:
     text: str
     """What is asked (splits.py)."""
     samples: tuple[Sample, ...]
+    source: int = 0
+    """Number of its source among those of ``data.file``."""
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +59,7 @@ def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Exam
         _check_known(tokenizer, row, samples)
     except ConfigError as error:
         raise ConfigError(f"{row.place}: {error}") from None
-    return Example(row.place, row.text, tuple(samples))
+    return Example(row.place, row.text, tuple(samples), row.source)
 
 
 def _encoder(prompt: Written, answer: Written, as_chat: bool, tools: Tools) -> Callable[..., Tokens]:

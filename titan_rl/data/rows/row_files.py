@@ -14,47 +14,47 @@ import numpy as np
 from titan_rl.config.io.bounded_files import RefusedFile, check_file, parse_json, read_json, read_lines
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import EXACT
-from titan_rl.data.rows.row_messages import is_message_column, without_nulls
+from titan_rl.data.rows.row_messages import without_filled
 
 _JSON_LINES, _PARQUET = (".jsonl", ".json", ".ndjson"), (".parquet",)
+SUFFIXES = (*_JSON_LINES, *_PARQUET)
 _LINE_BYTES = 16 << 20
 """Of a row: millions of tokens."""
 RawRow = tuple[str, dict[str, Any]]
 """Place and columns."""
 
 
-def find_file(setting: str, name: str, folders: Sequence[str], *, directories: bool = False) -> Path:
-    """A data file by its path, a relative one in ``folders``, in turn. ``directories``: one that ``datasets`` saved is
-    as good. Errors: ConfigError."""
-    suffixes = (*_JSON_LINES, *_PARQUET)
-    places = [Path(folder, _without_tilde(setting, name)) for folder in folders or ["."]]
-    for place in places:
-        if directories and place.is_dir():
-            return place
-    if Path(name).suffix not in suffixes:
-        also = ", or be a directory that datasets.save_to_disk wrote" if directories else ""
-        raise ConfigError(f"{setting} = {name!r}: the name must end in {', '.join(suffixes)}{also}")
+def find_file(setting: str, name: str, folders: Sequence[str]) -> Path:
+    """A data file by its path, a relative one in ``folders``, in turn. Errors: ConfigError."""
+    places = [Path(folder, without_tilde(setting, name)) for folder in folders or ["."]]
+    if Path(name).suffix not in SUFFIXES:
+        raise ConfigError(
+            f"{setting} = {name!r}: the name must end in {', '.join(SUFFIXES)}, or be a directory that "
+            f"datasets.save_to_disk wrote, or a data set of the Hub, as in organization/name:config:split"
+        )
     for place in places:
         if place.is_file():
             return place
-    near = {path.name for place in places for path in place.parent.glob("*") if path.suffix in suffixes}
+    near = {path.name for place in places for path in place.parent.glob("*") if path.suffix in SUFFIXES}
     hint = nearest(Path(name).name, near) if near else "correct the path"
     raise ConfigError(f"{setting} = {name!r}: there is no file {' or '.join(dict.fromkeys(map(str, places)))}: {hint}")
 
 
-def _without_tilde(setting: str, name: str) -> Path:
-    """Errors: ConfigError for the folder of a user who has none."""
+def without_tilde(setting: str, name: str) -> Path:
+    """Path with the user's folder in the place of ``~``. Errors: ConfigError for the folder of one who has none."""
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{setting} = {name!r}: {error}: give the whole path") from None
 
 
-def read_raw_rows(path: Path) -> Iterator[RawRow]:
-    """Rows of a file, in order. Errors: ConfigError; OSError."""
+def read_raw_rows(path: Path, name: str = "") -> Iterator[RawRow]:
+    """Rows of a file, in order. ``name``: of the file in the rows' places; by default its own. Errors: ConfigError;
+    OSError."""
+    name = name or path.name
     if path.is_dir():
-        return _read_directory(path)
-    return _read_parquet(path) if path.suffix in _PARQUET else _read_json_lines(path)
+        return _read_directory(path, name)
+    return _read_parquet(path, name) if path.suffix in _PARQUET else _read_json_lines(path, name)
 
 
 def data_files(path: Path) -> list[Path]:
@@ -76,9 +76,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return columns
 
 
-def _read_json_lines(path: Path) -> Iterator[RawRow]:
+def _read_json_lines(path: Path, name: str) -> Iterator[RawRow]:
     for number, line in enumerate(read_lines(path, _LINE_BYTES), 1):
-        place = f"{path.name} line {number}"
+        place = f"{name} line {number}"
         if not (line := line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
             continue
         try:
@@ -92,7 +92,7 @@ def _read_json_lines(path: Path) -> Iterator[RawRow]:
         yield place, columns
 
 
-def _read_parquet(path: Path) -> Iterator[RawRow]:
+def _read_parquet(path: Path, name: str) -> Iterator[RawRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -106,16 +106,18 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
         raise
     except (pa.ArrowException, ValueError) as error:
         raise ConfigError(f"{path} is not Parquet: {' '.join(str(error).split())}") from None
-    yield from _plain_rows(path, _rows(path, table))
+    yield from _plain_rows(name, _rows(path, table))
 
 
-def _read_directory(path: Path) -> Iterator[RawRow]:
+def _read_directory(path: Path, name: str) -> Iterator[RawRow]:
     """Of ``datasets``, by the list of Arrow files that it keeps there: nothing of that library runs."""
     import pyarrow as pa
 
     if (path / "dataset_dict.json").is_file():
         splits = sorted(folder.name for folder in path.iterdir() if folder.is_dir())
-        raise ConfigError(f"{path} holds several datasets: name the folder of one of them ({', '.join(splits)})")
+        raise ConfigError(
+            f"{path} holds several datasets: name one of them ({', '.join(splits)}), as in {path.name}:train"
+        )
     tables = []
     for file in _arrow_files(path):
         try:
@@ -126,7 +128,7 @@ def _read_directory(path: Path) -> Iterator[RawRow]:
             raise
         except (pa.ArrowException, ValueError) as error:
             raise ConfigError(f"{file} is not an Arrow stream: {' '.join(str(error).split())}") from None
-    yield from _plain_rows(path, (row for table in tables for row in _rows(path, table)))
+    yield from _plain_rows(name, (row for table in tables for row in _rows(path, table)))
 
 
 def _as_table(file: Path, batches: Any) -> Any:
@@ -206,11 +208,11 @@ def _arrow_files(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _plain_rows(path: Path, rows: Any) -> Iterator[RawRow]:
+def _plain_rows(name: str, rows: Any) -> Iterator[RawRow]:
     for number, columns in enumerate(rows, 1):
-        place = f"{path.name} row {number}"
-        plain = {name: _plain(value, f"{place}: column {name!r}") for name, value in columns.items()}
-        yield place, {n: without_nulls(value) if is_message_column(n, value) else value for n, value in plain.items()}
+        place = f"{name} row {number}"
+        plain = {column: _plain(value, f"{place}: column {column!r}") for column, value in columns.items()}
+        yield place, without_filled(plain)
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -166,16 +166,25 @@ def template_options(place: str, columns: dict[str, Any]) -> dict[str, Any]:
     return {name: each for name, each in value.items() if each is not None}
 
 
-def without_nulls(value: Any) -> Any:
-    """Messages or schemas of a table's column without keys that are null: Arrow gives every row all keys."""
+def without_filled(columns: dict[str, Any]) -> dict[str, Any]:
+    """Row of a table without the keys that Arrow filled with null in messages, and in what stands beside them."""
+    return {name: _without_filled(name, value) for name, value in columns.items()}
+
+
+def _without_filled(name: str, value: Any) -> Any:
+    if _is_message_column(name, value):
+        return _without_nulls(value)
+    return without_filled(value) if isinstance(value, dict) else value
+
+
+def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
-        return [without_nulls(each) for each in value]
+        return [_without_nulls(each) for each in value]
     if isinstance(value, dict):
-        return {name: without_nulls(each) for name, each in value.items() if each is not None}
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
     return value
 
 
-def is_message_column(name: str, value: Any) -> bool:
-    """Whether a table's column holds messages, or what stands beside them."""
+def _is_message_column(name: str, value: Any) -> bool:
     is_list = isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
     return name in (TOOLS, TEMPLATE_OPTIONS) or (is_list and any("role" in each for each in value))

@@ -43,6 +43,8 @@ class ParsedRow:
     """Schemas of what the assistant may call."""
     template_options: dict[str, Any] = field(default_factory=dict)
     """The row's own options for the chat template."""
+    source: int = 0
+    """Number of its source among those of the file setting."""
 
     @property
     def text(self) -> str:

@@ -8,7 +8,10 @@ A row stays on its side whatever other rows come, and no training row asks what 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
+from math import gcd, lcm
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -89,3 +92,75 @@ def places_of(first: int, count: int, num_rows: int, stream: str, seed: int) -> 
     """
     numbers = (divmod(number, num_rows) for number in range(first, first + count))
     return [int(epoch_order(num_rows, stream, seed, epoch)[place]) for epoch, place in numbers]
+
+
+# weighted sources
+
+
+_ROUND = 1000
+"""Most draws of a round."""
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """Order in which the rows of several sources are drawn, which stand one source after another.
+
+    Without ``draws`` all rows are alike. With them a round has so many draws of each source, in a seeded order, and
+    each source goes through its own rows epoch by epoch.
+    """
+
+    sizes: tuple[int, ...]
+    """Rows of each source."""
+    draws: tuple[int, ...] = ()
+    """Draws of each source in a round."""
+
+    def places(self, first: int, count: int, stream: str, seed: int) -> list[int]:
+        """Rows number ``first`` to ``first + count`` of a stream, a function of these numbers alone."""
+        if not self.draws:
+            return places_of(first, count, sum(self.sizes), stream, seed)
+        return [self._place(number, stream, seed) for number in range(first, first + count)]
+
+    def _place(self, number: int, stream: str, seed: int) -> int:
+        rounds, place = divmod(number, sum(self.draws))
+        order = _round_order(self.draws, stream, seed, rounds)
+        source = int(order[place])
+        drawn = rounds * self.draws[source] + int((order[:place] == source).sum())
+        [row] = places_of(drawn, 1, self.sizes[source], f"{stream} {source}", seed)
+        return [0, *accumulate(self.sizes)][source] + row
+
+
+@lru_cache(maxsize=8)
+def _round_order(draws: tuple[int, ...], stream: str, seed: int, number: int) -> np.ndarray:
+    """Source of each draw of a round."""
+    sources = np.repeat(np.arange(len(draws)), draws)
+    return np.random.RandomState(named_seed("sources", stream, seed, number) % 2**32).permutation(sources)
+
+
+def row_order(sources: Sequence[int], weights: Sequence[float | None], names: Sequence[str], section: str) -> RowOrder:
+    """Order of rows by their sources.
+
+    ``sources``: the number of each row's source. ``weights``, ``names``: of the sources. Errors: ConfigError for a
+    weighted source without a row.
+    """
+    counts = np.bincount(np.asarray(sources, np.int64), minlength=len(weights)).tolist()
+    given = [weight for weight in weights if weight is not None]
+    if len(given) < len(weights) or not given:
+        return RowOrder(tuple(counts))
+    if empty := next((name for name, count in zip(names, counts, strict=True) if not count), None):
+        raise ConfigError(
+            f"{section}.file: no row of {empty} is left to train on, so its weight cannot be kept: leave it out, or "
+            f"hold out fewer rows"
+        )
+    return RowOrder(tuple(counts), draws_of(given))
+
+
+def draws_of(weights: Sequence[float]) -> tuple[int, ...]:
+    """Draws of each source in a round: the weights' own ratio where a round of 1,000 holds it, else the nearest."""
+    fractions = [Fraction(str(weight)) for weight in weights]
+    common = lcm(*(each.denominator for each in fractions))
+    whole = [int(each * common) for each in fractions]
+    whole = [each // gcd(*whole) for each in whole]
+    if sum(whole) <= _ROUND:
+        return tuple(whole)
+    total = sum(fractions)
+    return tuple(max(1, round(_ROUND * each / total)) for each in fractions)

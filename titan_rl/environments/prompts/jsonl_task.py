@@ -7,38 +7,58 @@ Without a reward function the answer must be the row's ``answer``, exactly.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from titan_rl.config.load import ConfigError, build_section
-from titan_rl.config.sections.kinds import Style
-from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.rows.row_files import find_file
+from titan_rl.config.load import ConfigError, build_section, nearest
+from titan_rl.config.sections.kinds import Files, Style
+from titan_rl.config.sections.schema import ANSWER_REWARDS, OWN_SCORE, TaskConfig
+from titan_rl.data.rows.column_names import ASKED, check_names
+from titan_rl.data.rows.file_sources import Source, check_unweighted, locate_sources
+from titan_rl.data.rows.public_shapes import SOURCES
+from titan_rl.data.rows.row_fields import names
 from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
-from titan_rl.data.rows.splits import Split, epoch_order, key, split_by_file, split_by_share
+from titan_rl.data.rows.splits import RowOrder, Split, key, places_of, row_order, split_by_file, split_by_share
 from titan_rl.data.types import Message, Prompt, message
 from titan_rl.environments.interfaces.task import RewardParts, Size, Task
 from titan_rl.environments.interfaces.tool import Schema
-from titan_rl.environments.prompts.row_files import DataRow, read_rows, without_answer
+from titan_rl.environments.prompts.row_files import DataRow, Parse, parser_of, read_rows, without_answer
+from titan_rl.environments.prompts.stream import EACH_ROW
+from titan_rl.environments.rewards.mathematics.final_answer import can_be_read
 
 _SECTION = "task.options"
+_READ = 500
+"""Rows whose answers are read as mathematics before anything starts: each takes some milliseconds."""
 HELD_OUT = "held_out"
 """Name of the stream of held-out rows; all others are of training rows."""
 
 
 @dataclass(kw_only=True)
-class RowsOptions:
-    """``[task.options]`` of a data file."""
+class FileOptions:
+    """``[task.options]`` of data files."""
 
-    file: str
-    """JSON lines or Parquet, by its suffix; a relative path is looked for in the folders of run.plugin_path."""
-    held_out_file: str = ""
+    file: Files
+    """JSON lines or Parquet: a path, a glob, a ``datasets`` directory or a name of the Hub
+    (``openai/gsm8k:main:train``), or a list of these, each with a ``weight`` if it likes. Relative paths are looked for
+    in the folders of run.plugin_path."""
+    held_out_file: Files = ""
     """Rows for evaluation only."""
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of ``file`` for evaluation only, without ``held_out_file``."""
+
+
+@dataclass(kw_only=True)
+class RowsOptions(FileOptions):
+    """``[task.options]`` of rows with a question and an answer."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    """Names of ours (prompt, question, messages, answer, tests, data_source) to the files': a column, or a dotted path
+    such as ``reward_model.ground_truth``."""
+    only: list[str] = field(default_factory=list)
+    """Sets whose rows are taken, by ``data_source``, ``task_name`` or ``dataset``; empty: all."""
 
 
 class ListedTask(Task):
@@ -62,13 +82,29 @@ class ListedTask(Task):
     def size(self) -> Size:
         return Size(len(self._split.train), len(self._split.held_out))
 
+    @cached_property
+    def _order(self) -> RowOrder:
+        """Order of training rows."""
+        return RowOrder((len(self._split.train),))
+
+    def _rows_of(self, stream: str) -> list[DataRow]:
+        return self._split.held_out if stream == HELD_OUT else self._split.train
+
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
-        rows = self._split.held_out if stream == HELD_OUT else self._split.train
-        epoch, place = divmod(index, len(rows))
-        row = rows[epoch_order(len(rows), stream, seed, epoch)[place]]
+        row = self._rows_of(stream)[self._place(stream, seed, index)]
         entry = {"row": row.columns, "place": row.place, "messages": row.messages, "tools": row.tools}
+        if row.worked and row.worked != row.answer:
+            entry["worked"] = row.worked
         prompt = Prompt(f"{stream}/{index:07d}", row.text, row.answer or "", entry)
         return replace(prompt, template_options=row.template_options)
+
+    def _place(self, stream: str, seed: int, index: int) -> int:
+        """Number of a stream's row among those of its side."""
+        if stream in (HELD_OUT, EACH_ROW):
+            [place] = places_of(index, 1, len(self._rows_of(stream)), stream, seed)
+        else:
+            [place] = self._order.places(index, 1, stream, seed)
+        return place
 
     def is_held_out(self, prompt: Prompt) -> bool:
         return key(prompt.text) in self._split.held_out_keys
@@ -94,25 +130,59 @@ class RowsTask(ListedTask):
     Errors: ConfigError, for options at once, for the file with the first prompt.
     """
 
-    OPTIONS: type[RowsOptions] = RowsOptions
+    OPTIONS: type[FileOptions] = RowsOptions
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         super().__init__(task)
-        self.scores_itself = task.scores_itself
+        self.scores_itself, self._rewards = task.scores_itself, task.reward_names
+        self._by_source, self._num_read = task.rewards_by_source, 0
         self.options, self.folders = _options(task, self.OPTIONS), list(folders)
 
     def _make_split(self) -> Split[DataRow]:
         options = self.options
-        rows = self._read("file", options.file)
+        rows = self._read(self._sources)
         if options.held_out_file:
-            return split_by_file(rows, self._read("held_out_file", options.held_out_file), _SECTION)
+            held_out = locate_sources(f"{_SECTION}.held_out_file", options.held_out_file, self.folders)
+            return split_by_file(rows, self._read(held_out), _SECTION)
         return split_by_share(rows, options.held_out_share, _SECTION)
 
-    def _read(self, option: str, name: str) -> list[DataRow]:
-        rows = read_rows(find_file(f"{_SECTION}.{option}", name, self.folders))
+    @cached_property
+    def _sources(self) -> list[Source]:
+        return locate_sources(f"{_SECTION}.file", self.options.file, self.folders)
+
+    @cached_property
+    def _order(self) -> RowOrder:
+        """Errors: ConfigError for a weighted source without a row to train on."""
+        weights, names = zip(*((source.weight, source.name) for source in self._sources), strict=True)
+        return row_order([row.source for row in self._split.train], weights, names, _SECTION)
+
+    def _read(self, sources: Sequence[Source]) -> list[DataRow]:
+        rows = self._chosen(read_rows(sources, self._parser()))
+        self._check_rows(rows)
+        return rows
+
+    def _parser(self) -> Parse:
+        return parser_of(self._rows_options.columns)
+
+    @property
+    def _rows_options(self) -> RowsOptions:
+        return self.options if isinstance(self.options, RowsOptions) else RowsOptions(file=self.options.file)
+
+    def _chosen(self, rows: list[DataRow]) -> list[DataRow]:
+        """Rows of the sets that ``only`` names. Errors: ConfigError for one that has none."""
+        only = self._rows_options.only
+        if not only:
+            return rows
+        there = {row.set_name for row in rows} - {None}
+        if missing := next((name for name in only if name not in there), None):
+            known = nearest(missing, map(str, there)) if there else "they have no 'data_source' or 'task_name'"
+            raise ConfigError(f"{_SECTION}.only: no row is of the set {missing!r}: {known}")
+        return [row for row in rows if row.set_name in only]
+
+    def _check_rows(self, rows: Sequence[DataRow]) -> None:
+        """Check of all rows of a file setting. Errors: ConfigError."""
         for row in rows:
             self._check(row)
-        return rows
 
     def _check_style(self, row: DataRow) -> None:
         if self.style == "compact" and row.messages is not None:
@@ -123,26 +193,59 @@ class RowsTask(ListedTask):
 
     def _check(self, row: DataRow) -> None:
         self._check_style(row)
-        if not self.scores_itself:
+        rewards = (self._reward_of(row),) if self._by_source else self._rewards
+        by_answer = next((name for name in rewards if name in (OWN_SCORE, *ANSWER_REWARDS)), None)
+        if by_answer is None:
             return
         if row.answer is None:
-            raise without_answer(row, "an exact match needs unless task.reward is set")
+            exact = "an exact match needs unless task.reward is set"
+            raise without_answer(row, exact if by_answer == OWN_SCORE else f"the reward {by_answer!r} needs")
         if not row.answer.strip():
             raise ConfigError(f"{row.place}: an empty 'answer' would pay for saying nothing: fill it in")
+        if "math" in rewards:
+            self._check_mathematics(row)
+
+    def _reward_of(self, row: DataRow) -> str:
+        """Reward of the set that a row is of. Errors: ConfigError for a set without one."""
+        setting = "task.rewards_by_source"
+        if row.set_name is None:
+            raise ConfigError(
+                f"{row.place}: no 'data_source', by which {setting} chooses; {names(row.columns, SOURCES)}"
+            )
+        if row.set_name not in self._by_source:
+            known = nearest(row.set_name, self._by_source)
+            raise ConfigError(f"{row.place}: {setting} has no reward for {row.set_name!r}: add it ({known})")
+        return self._by_source[row.set_name]
+
+    def _check_mathematics(self, row: DataRow) -> None:
+        """Check of an expected answer, of the first rows. Errors: ConfigError for one that cannot be read."""
+        self._num_read += 1
+        assert row.answer is not None, "a reward by the answer has one"
+        if self._num_read <= _READ and not can_be_read(row.answer):
+            raise ConfigError(
+                f"{row.place}: the 'answer' {row.answer!r} cannot be read as mathematics: write it in LaTeX, or take "
+                f"task.name = 'jsonl' and another reward"
+            )
 
     def demonstration(self, prompt: Prompt) -> str | list[str]:
-        """Answer of the row. Errors: ConfigError if it has none."""
+        """Answer of the row, with its derivation where the score reads the end alone. Errors: ConfigError if it has
+        none."""
         if not prompt.answer.strip():
             raise ConfigError(
                 f"{prompt.entry['place']}: no 'answer' to learn from: fill it in, or set sft.steps = 0 to leave SFT out"
             )
-        return prompt.answer
+        return prompt.answer if self.is_exact else prompt.entry.get("worked", prompt.answer)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its own score is in the reward, which takes the answer alone."""
+        return self.scores_itself
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         return {"exact": float(answers[-1].strip() == prompt.answer.strip())}
 
 
-def _options(task: TaskConfig, kind: type[RowsOptions]) -> RowsOptions:
+def _options(task: TaskConfig, kind: type[FileOptions]) -> FileOptions:
     values = task.options
     if "file" not in values and set(values) <= {field.name for field in fields(kind)}:
         raise ConfigError(
@@ -150,4 +253,8 @@ def _options(task: TaskConfig, kind: type[RowsOptions]) -> RowsOptions:
         )
     if {"held_out_file", "held_out_share"} <= set(values):
         raise ConfigError("task.options.held_out_file and held_out_share exclude each other: keep one of them")
-    return build_section(kind, values, "task.options")
+    options = build_section(kind, values, _SECTION)
+    check_unweighted(f"{_SECTION}.held_out_file", options.held_out_file)
+    if isinstance(options, RowsOptions):
+        check_names(f"{_SECTION}.columns", options.columns, ASKED)
+    return options

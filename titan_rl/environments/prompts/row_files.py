@@ -1,22 +1,25 @@
 """Rows of data files as prompts with answers, checked row by row.
 
-A row asks by exactly one of ``prompt``, ``question`` (text, or messages) and ``messages``; ``answer`` is text or a
-number. ``tools`` and ``chat_template_kwargs`` go to the chat template. All columns are kept for the reward function.
-Whatever is wrong is a ConfigError: one line with the file and the line.
+A row asks by exactly one of ``prompt``, ``question`` (text, or messages) and ``messages``, or as a public set does
+(data/rows/public_shapes.py); ``answer`` is text or a number. ``tools`` and ``chat_template_kwargs`` go to the chat
+template. All columns are kept for the reward function. Whatever is wrong is a ConfigError: one line with the file and
+the line.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.rows.column_names import with_names
+from titan_rl.data.rows.file_sources import Source, list_names, read_sources
+from titan_rl.data.rows.public_shapes import as_question, source_of
 from titan_rl.data.rows.row_fields import check_finite, encodable, joined, names, shown, text, written
-from titan_rl.data.rows.row_files import read_raw_rows
 from titan_rl.data.rows.row_messages import Schema, messages, template_options, tools
 from titan_rl.data.types import Message
 
-_PROMPTS = ("prompt", "question", "messages")
+_SECTION = "task.options"
 
 
 @dataclass(frozen=True)
@@ -34,35 +37,50 @@ class DataRow:
     """What the model may call."""
     template_options: dict[str, Any] = field(default_factory=dict)
     """The row's own, for the chat template."""
+    worked: str = ""
+    """Answer with its derivation, where the row has one."""
+    source: int = 0
+    """Number of its source among those of the file setting."""
+
+    @property
+    def set_name(self) -> str | None:
+        """Name of the set that the row says it is of (``data_source`` and others)."""
+        return source_of(self.columns)
 
 
-def read_rows(path: Path) -> list[DataRow]:
-    """Read all rows, in order. Errors: ConfigError."""
+Parse = Callable[[str, dict[str, Any]], DataRow]
+
+
+def read_rows(sources: Sequence[Source], parse: Parse) -> list[DataRow]:
+    """Read all rows of all sources, in order. ``parse``: a row of a place and its columns. Errors: ConfigError."""
     try:
-        rows = [_check_row(place, columns) for place, columns in read_raw_rows(path)]
+        rows = [replace(parse(*row), source=number) for number, row in read_sources(sources)]
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        raise ConfigError(f"cannot read {list_names(sources)}: {error}") from None
     if not rows:
-        raise ConfigError(f"{path} holds no rows")
+        raise ConfigError(f"{', '.join(str(path) for source in sources for path in source.paths)} holds no rows")
     return rows
 
 
-def _check_row(place: str, columns: dict[str, Any]) -> DataRow:
-    present = [name for name in _PROMPTS if columns.get(name) is not None]
-    if not present:
-        raise ConfigError(f"{place}: no 'prompt', 'question' or 'messages'; {names(columns, _PROMPTS)}")
-    if len(present) > 1:
-        raise ConfigError(
-            f"{place}: {' and '.join(map(repr, present))}: keep one of them, and give the others new names"
-        )
-    [name] = present
-    answer = _answer(place, columns.get("answer"))
+def parser_of(mapping: Mapping[str, str]) -> Parse:
+    """Parser of rows whose columns have other names. ``mapping``: ``task.options.columns``."""
+
+    def parse(place: str, columns: dict[str, Any]) -> DataRow:
+        return parse_row(place, with_names(place, columns, mapping, f"{_SECTION}.columns"), mapping)
+
+    return parse
+
+
+def parse_row(place: str, columns: dict[str, Any], mapped: Mapping[str, str] = MappingProxyType({})) -> DataRow:
+    """Checked row. Errors: ConfigError."""
+    question = as_question(place, columns, mapped, _SECTION)
+    name, columns = question.column, question.columns
+    answer = _answer(place, question.answer)
     check_finite(place, columns)
-    beside = tools(place, columns), template_options(place, columns)
-    if name == "messages" or isinstance(columns[name], list):
-        conversation = _conversation(place, name, columns[name])
-        return DataRow(place, columns, joined(conversation), conversation, answer, *beside)
-    return DataRow(place, columns, text(place, name, columns[name]), None, answer, *beside)
+    conversation = _conversation(place, name, columns[name]) if name == "messages" else None
+    asked = text(place, name, columns[name]) if conversation is None else joined(conversation)
+    row = DataRow(place, columns, asked, conversation, answer, tools(place, columns), template_options(place, columns))
+    return replace(row, worked=question.worked)
 
 
 def without_answer(row: DataRow, reason: str) -> ConfigError:

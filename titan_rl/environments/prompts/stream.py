@@ -15,6 +15,8 @@ from titan_rl.environments.prompts.curriculum import Curriculum
 _MAX_HELD_OUT_RUN = 10_000
 _MAX_WITHOUT_NEW = 5_000
 """Prompts in a row without a new held-out one, after which a task is taken to have no more."""
+EACH_ROW = "each_row"
+"""Name of the stream that has every training row of a finite task once in ``size.train`` prompts."""
 _DATASET_SEEDS = 2**30
 """reasoning-gym adds the index to the seed, so seeds stay small; each stream has its own."""
 

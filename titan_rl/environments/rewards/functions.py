@@ -21,9 +21,13 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, resolve, what_happened
 from titan_rl.config.sections.schema import JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.numbers import as_float
+from titan_rl.data.rows.public_shapes import source_of
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import RewardParts, Task, TaskWrapper, UserCodeError
+from titan_rl.environments.rewards.answer_graders import GRADERS
 from titan_rl.environments.rewards.llm_judge import Judge, judge_config
+from titan_rl.environments.rewards.mathematics.equality import library
+from titan_rl.environments.rewards.mathematics.final_answer import is_right
 
 Reward = Callable[[Any, str, dict[str, Any]], Any]
 _SHOWN_CHARACTERS = 80
@@ -33,6 +37,8 @@ def with_rewards(task: Task, config: TaskConfig, folders: Sequence[str]) -> Task
     """Task scored by ``task.reward`` or ``task.rewards``. Errors: ConfigError."""
     if config.reward and config.rewards:
         raise ConfigError("task.reward and task.rewards exclude each other: keep one of them")
+    if config.rewards_by_source:
+        return _by_source(task, config, folders)
     if config.reward:
         return _rewarded(task, config, "task.reward", config.reward, folders)
     if not config.rewards:
@@ -46,9 +52,24 @@ def with_rewards(task: Task, config: TaskConfig, folders: Sequence[str]) -> Task
     return WeightedTask(task, {name: (scored[name], weight) for name, weight in config.rewards.items()})
 
 
-def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: Sequence[str]) -> "RewardedTask":
+def _by_source(task: Task, config: TaskConfig, folders: Sequence[str]) -> Task:
+    setting = "task.rewards_by_source"
+    if config.reward or config.rewards:
+        raise ConfigError(f"task.reward or task.rewards, and {setting}, exclude each other: keep one of them")
+    if config.name != "jsonl":
+        raise ConfigError(f"{setting} is of rows of a file, and task.name = {config.name!r} is none: take 'jsonl'")
+    scored = {
+        source: task if name == OWN_SCORE else _rewarded(task, config, f"{setting}.{source}", name, folders)
+        for source, name in config.rewards_by_source.items()
+    }
+    return SourcedTask(task, scored)
+
+
+def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: Sequence[str]) -> Task:
     if name == JUDGE:
         return RewardedTask(task, Judge(judge_config(config.judge)), name)
+    if name in GRADERS:
+        return GradedTask(task, GRADERS[name])
     function = resolve(setting, name, folders)
     check_signature(f"{setting} = {name!r}", function, ("prompt", "completion", "row"))
     return RewardedTask(task, function, name)
@@ -75,6 +96,44 @@ class RewardedTask(TaskWrapper):
         return as_parts(self.name, value)
 
 
+class GradedTask(TaskWrapper):
+    """Task scored by the expected answer: 1 if the last answer is right, else 0."""
+
+    def __init__(self, task: Task, grader: Callable[[str, str], bool]):
+        super().__init__(task)
+        self.grader = grader
+
+    def prepare_scoring(self) -> None:
+        super().prepare_scoring()
+        if self.grader is is_right:
+            library()
+
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
+        """Score the last answer. Errors: ValueError for an unreadable expected answer."""
+        return {"right": float(self.grader(answers[-1], prompt.answer))}
+
+
+class SourcedTask(TaskWrapper):
+    """Task whose rows are each scored by the set that they are of."""
+
+    def __init__(self, task: Task, scored_by: Mapping[str, Task]):
+        """``scored_by``: the same task scored in another way, by the name of a set."""
+        super().__init__(task)
+        self.scored_by = scored_by
+
+    def prepare_scoring(self) -> None:
+        for task in {id(task): task for task in self.scored_by.values()}.values():
+            task.prepare_scoring()
+
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
+        """Score of the row's own set. Errors: as each."""
+        source = source_of(self.task.row(prompt))
+        assert source is not None and source in self.scored_by, (
+            "rows of other sets were refused when they were read (jsonl_task.py)"
+        )
+        return self.scored_by[source].score(prompt, answers)
+
+
 class WeightedTask(TaskWrapper):
     """Task with a weighted sum of rewards; parts are recorded with their weights."""
 
@@ -82,6 +141,10 @@ class WeightedTask(TaskWrapper):
         """``scored_by``: the same task scored in another way, and its weight, by its name."""
         super().__init__(task)
         self.scored_by = scored_by
+
+    def prepare_scoring(self) -> None:
+        for task, _ in self.scored_by.values():
+            task.prepare_scoring()
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         """Weighted parts of all rewards. Errors: as each."""

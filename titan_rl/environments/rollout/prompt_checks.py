@@ -12,7 +12,7 @@ from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.text.turns import encode_answer
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of
-from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.prompts.stream import EACH_ROW, PromptStream
 from titan_rl.environments.rollout.demonstrations import worked_answers
 from titan_rl.environments.rollout.group import encode_prompt
 
@@ -26,7 +26,8 @@ def training_prompts(task: Task, seed: int, count: int = _FEW) -> Iterator[Promp
         for prompt in training_prompts(part, seed, count):
             yield replace(prompt, task=label)
     if not task.parts:
-        yield from islice(PromptStream(task, seed), task.size.train if task.size else count)
+        stream = PromptStream(task, seed, EACH_ROW) if task.size else PromptStream(task, seed)
+        yield from islice(stream, task.size.train if task.size else count)
 
 
 def check_seats(task: Task, group_size: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, resolve
-from titan_rl.config.sections.schema import JUDGE, OWN_SCORE, TaskConfig
+from titan_rl.config.sections.schema import ANSWER_REWARDS, JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.registry import make_task
@@ -19,7 +19,7 @@ from titan_rl.environments.scoring.scorer import Scorer
 
 def graded_task(task: TaskConfig, grader: str) -> TaskConfig:
     """Configuration of the same task, scored by ``eval.grader``."""
-    unrewarded = replace(task, reward="", rewards={})
+    unrewarded = replace(task, reward="", rewards={}, rewards_by_source={})
     return unrewarded if grader == OWN_SCORE else replace(unrewarded, reward=grader, scoring="auto")
 
 
@@ -29,11 +29,11 @@ def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
     Errors: ConfigError for a grader that is the reward itself, is not there, or cannot grade this task.
     """
     setting = f"eval.grader = {grader!r}"
-    if grader in (task.rewards or {task.reward or OWN_SCORE}):
+    if grader in task.reward_names:
         raise ConfigError(
             f"{setting} is the reward itself: name a function that nothing is trained on, or leave it out"
         )
-    if grader not in (OWN_SCORE, JUDGE):
+    if grader not in (OWN_SCORE, JUDGE, *ANSWER_REWARDS):
         check_signature(setting, resolve("eval.grader", grader, folders), ("prompt", "completion", "row"))
     try:
         make_task(graded_task(task, grader), folders).prompt("check", 0, 0)

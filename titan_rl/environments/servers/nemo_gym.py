@@ -20,7 +20,6 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Count, Seconds, Style
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.numbers import finite
-from titan_rl.data.rows.row_files import find_file
 from titan_rl.data.types import Message, Prompt, ToolCall, message
 from titan_rl.environments.conversation.session_limit import Sessions
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls
@@ -28,12 +27,12 @@ from titan_rl.environments.conversation.tools import MAX_RESULT, ToolEnvironment
 from titan_rl.environments.interfaces.environment import EnvironmentFailed, Reply
 from titan_rl.environments.interfaces.server_address import SETTING, one_line, read_address, run_in_thread
 from titan_rl.environments.interfaces.tool import Tool, ToolError
-from titan_rl.environments.prompts.jsonl_task import RowsOptions, RowsTask
-from titan_rl.environments.prompts.row_files import DataRow
+from titan_rl.environments.prompts.jsonl_task import FileOptions, RowsTask
+from titan_rl.environments.prompts.row_files import DataRow, Parse
 from titan_rl.environments.prompts.seeded_task import needs
 from titan_rl.environments.servers.http_session import HttpSession, read_object
 from titan_rl.environments.servers.mapping import as_text
-from titan_rl.environments.servers.nemo_gym_rows import messages_of, read_rows, schemas_of
+from titan_rl.environments.servers.nemo_gym_rows import messages_of, parse_row, schemas_of
 from titan_rl.environments.servers.responses import Transcript
 
 _EXAMPLE = "http://127.0.0.1:8000"
@@ -43,7 +42,7 @@ _CHECK_SECONDS = 3.0
 
 
 @dataclass(kw_only=True)
-class NemoGymOptions(RowsOptions):
+class NemoGymOptions(FileOptions):
     """``[task.options]`` of a resources server; ``file`` holds its rows."""
 
     url: str
@@ -75,12 +74,13 @@ class NemoGymTask(RowsTask):
         self.address = read_address(task.name, options.url, options.token_env, ("http", "https"), _EXAMPLE)
         self.sessions = Sessions(options.sessions, options.session_timeout)
 
-    def _read(self, option: str, name: str) -> list[DataRow]:
-        rows = read_rows(find_file(f"task.options.{option}", name, self.folders))
+    def _parser(self) -> Parse:
+        return parse_row
+
+    def _check_rows(self, rows: Sequence[DataRow]) -> None:
         schemas = [schema for row in rows for schema in schemas_of(row.place, row.columns)]
         for schema in {json.dumps(schema): schema for schema in schemas}.values():  # most rows have the same
             Tool(**schema, run=str)
-        return rows
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":

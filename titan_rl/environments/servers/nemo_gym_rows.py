@@ -4,12 +4,10 @@ They become conversations and schemas of ours, row by row; whatever is wrong is 
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.row_fields import check_finite, joined, names, shown
-from titan_rl.data.rows.row_files import read_raw_rows
 from titan_rl.data.rows.row_messages import messages
 from titan_rl.data.types import Message
 from titan_rl.environments.prompts.row_files import DataRow
@@ -23,18 +21,8 @@ _NO_TOOLS = ("seed_session", "verify")
 """Paths of the server, and no names of tools."""
 
 
-def read_rows(path: Path) -> list[DataRow]:
-    """Read all rows, in order. Errors: ConfigError."""
-    try:
-        rows = [_row(place, columns) for place, columns in read_raw_rows(path)]
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    if not rows:
-        raise ConfigError(f"{path} holds no rows")
-    return rows
-
-
-def _row(place: str, columns: dict[str, Any]) -> DataRow:
+def parse_row(place: str, columns: dict[str, Any]) -> DataRow:
+    """Checked row. Errors: ConfigError."""
     if not isinstance(columns.get(PARAMETERS), dict):
         raise ConfigError(f"{place}: no {PARAMETERS!r}, which NeMo Gym's rows have; {names(columns, [PARAMETERS])}")
     conversation = messages_of(place, columns)

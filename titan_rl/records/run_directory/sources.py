@@ -1,14 +1,16 @@
 """Checksums of the model's and data's files at the start of a run."""
 
 import json
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
-from titan_rl.config.sections.schema import TASKS_OF_FILES, Config
-from titan_rl.data.rows.row_files import data_files, find_file
+from titan_rl.config.sections.schema import MADE, TASKS_OF_FILES, Config
+from titan_rl.data.rows.file_sources import Source, locate_sources
+from titan_rl.data.rows.row_files import data_files
 from titan_rl.data.storage.files import replace_text, sampled_checksum
 from titan_rl.records.run_directory.rundir import RunDir
 
@@ -18,6 +20,8 @@ Sources = dict[str, dict[str, str]]
 _MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors")
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _DATA_OPTIONS = ("file", "held_out_file")
+_COMMITS = "commits"
+"""Commits of the Hub: the same rows may be in another one."""
 
 
 def find_sources(config: Config) -> Sources:
@@ -33,16 +37,34 @@ def find_sources(config: Config) -> Sources:
         sources["lora.adapter"] = {path.name: sampled_checksum(path) for path in paths}
     of_files = {place: task for place, task in all_tasks(config.task).items() if task.name in TASKS_OF_FILES}
     for (place, task), option in product(of_files.items(), _DATA_OPTIONS):
-        if name := task.options.get(option):
+        if files := task.options.get(option):
             setting = f"{place}.options.{option}"
-            sources[setting] = {"rows": sampled_checksum(find_file(setting, name, config.run.plugin_path))}
+            sources[setting] = _sums(locate_sources(setting, files, config.run.plugin_path))
     for option in _DATA_OPTIONS:
-        if (name := getattr(config.data, option)) not in ("", "task"):
+        if (files := getattr(config.data, option)) not in ("", MADE):
             setting = f"data.{option}"
-            path = find_file(setting, name, config.run.plugin_path, directories=True)
-            sums = {file.name: sampled_checksum(file) for file in data_files(path)}
-            sources[setting] = sums if path.is_dir() else {"rows": sums[path.name]}
+            sources[setting] = _sums(locate_sources(setting, files, config.run.plugin_path))
     return sources
+
+
+def _sums(sources: Sequence[Source]) -> dict[str, str]:
+    """Checksums of a file setting's files; the weights and the Hub's commits beside."""
+    paths = [path for source in sources for path in source.paths]
+    if len(paths) > 1:
+        sums = {f"file {number}": _sum(path) for number, path in enumerate(paths, 1)}
+    elif paths[0].is_dir():
+        sums = {file.name: sampled_checksum(file) for file in data_files(paths[0])}
+    else:
+        sums = {"rows": sampled_checksum(paths[0])}
+    if sources[0].weight is not None:
+        sums["weights"] = " ".join(f"{source.weight:g} x {len(source.paths)}" for source in sources)
+    if commits := [f"{source.name.partition('@')[0]}@{source.commit}" for source in sources if source.commit]:
+        sums[_COMMITS] = " ".join(commits)
+    return sums
+
+
+def _sum(path: Path) -> str:
+    return " ".join(sampled_checksum(file) for file in data_files(path))
 
 
 def write_sources(run_dir: RunDir, sources: Sources) -> None:
@@ -63,8 +85,9 @@ def check_sources(run_dir: RunDir, sources: Sources, instead: str = "or leave --
         raise ConfigError(f"{run_dir.sources} is damaged ({type(error).__name__}): put it back, {instead}") from None
     for setting, now in sources.items():
         before = recorded.get(setting, now)
-        if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
+        names = (now.keys() | before.keys()) - {_COMMITS}
+        if changed := sorted(name for name in names if now.get(name) != before.get(name)):
+            what = f"{before[_COMMITS]!r}" if before.get(_COMMITS) else "what it was"
             raise ConfigError(
-                f"{setting} is not what {run_dir.root} was begun with: its {changed[0]} differs; give what it was, "
-                f"{instead}"
+                f"{setting} is not what {run_dir.root} was begun with: its {changed[0]} differs; give {what}, {instead}"
             )

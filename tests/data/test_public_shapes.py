@@ -1,0 +1,263 @@
+"""Public shapes of rows: each is read as its set means it, and passes the checks of a run; two at once are one line."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from public_rows import (
+    Row,
+    alpaca,
+    assistant,
+    gsm8k,
+    implicit_pair,
+    kto,
+    math,
+    math_500,
+    nemo_pair,
+    nemo_rl,
+    openrlhf,
+    openrlhf_label,
+    openrlhf_pair,
+    openrlhf_sft,
+    trl,
+    trl_pair,
+    trl_text,
+    tulu,
+    ultrafeedback,
+    user,
+    verifiers,
+    verl,
+)
+from row_tasks import mistake, rows_task, write
+
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.sections.schema import DataConfig
+from titan_rl.controller.preflight.checks import check
+from titan_rl.data.rows.datasets import read_files
+from titan_rl.environments.prompts.stream import held_out_prompts
+from titan_rl.environments.rollout.prompt_checks import training_prompts
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.builtin.tokenizer import character_tokenizer
+
+CHAT = (
+    "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+COUNT = 8
+ASKED = {
+    "gsm8k": (gsm8k, "3 apples and 2?", "5", gsm8k(3)["answer"]),
+    "math": (math, "What is $3 + 2$?", math(3)["solution"], math(3)["solution"]),
+    "math_500": (math_500, "What is $3 + 2$?", "5", math(3)["solution"]),
+    "verl": (verl, "3 and 2? After ####.", "5", "5"),
+    "openrlhf": (openrlhf, "3 and 2?", "5", "5"),
+    "nemo_rl": (nemo_rl, "3 and 2?", "5", "5"),
+    "tulu": (tulu, "3 and 2?", "5", "5"),
+    "verifiers": (verifiers, "3 and 2?", "5", "5"),
+    "trl_text": (trl_text, "3 and 2?", "5", "5"),
+}
+"""What is asked, the expected answer, and the worked one."""
+LEARNED = {
+    "sft": {
+        "gsm8k": (gsm8k, "3 apples and 2?", gsm8k(3)["answer"]),
+        "math": (math, "What is $3 + 2$?", math(3)["solution"]),
+        "math_500": (math_500, "What is $3 + 2$?", math(3)["solution"]),
+        "verl": (verl, [user("3 and 2? After ####.")], [assistant(gsm8k(3)["answer"])]),
+        "openrlhf": (openrlhf_sft, "3 and 2?", "5"),
+        "openrlhf, label": (openrlhf, "3 and 2?", "5"),
+        "nemo_rl": (nemo_rl, "", nemo_rl(3)["messages"]),
+        "tulu": (tulu, "", nemo_rl(3)["messages"]),
+        "verifiers": (verifiers, "3 and 2?", "5"),
+        "trl": (trl, [user("3 and 2?")], [assistant("5")]),
+        "trl_text": (trl_text, "3 and 2?", "5"),
+        "alpaca": (alpaca, "Add.\n\n3 and 2", "5"),
+    },
+    "dpo": {
+        "trl": (trl_pair, [user("3 and 2?")], [assistant("5")]),
+        "implicit": (implicit_pair, [user("3 and 2?")], [assistant("5")]),
+        "ultrafeedback": (ultrafeedback, [user("3 and 2?")], [assistant("5")]),
+        "openrlhf": (openrlhf_pair, "3 and 2?", "5"),
+        "nemo_rl": (nemo_pair, [user("3 and 2?")], [assistant("5")]),
+    },
+    "kto": {
+        "trl": (kto, [user("3 and 2?")], [assistant("5")]),
+        "openrlhf": (openrlhf_label, "3 and 2?", "5"),
+    },
+}
+KINDS = {"sft": "demonstrations", "dpo": "pairs", "kto": "labels"}
+OF_DATA = [(algorithm, name) for algorithm, shapes in LEARNED.items() for name in shapes]
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    make_tiny(path, seed=1, num_layers=1)
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def write_both(folder, make) -> list[str]:
+    """The same rows as JSON lines and as Parquet."""
+    rows = [make(n) for n in range(COUNT)]
+    write(folder, rows, "rows.jsonl")
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    return ["rows.jsonl", "rows.parquet"]
+
+
+def all_prompts(task) -> list:
+    return [*training_prompts(task, 1), *held_out_prompts(task, COUNT)]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_public_shape_asks_and_expects_what_its_set_means(tmp_path, name):
+    make, asked, expected, worked = ASKED[name]
+    for file in write_both(tmp_path, make):
+        task = rows_task(tmp_path, style="chat", reward="gsm8k", file=file)
+        [prompt] = [each for each in all_prompts(task) if each.text == asked]
+        assert (prompt.answer, task.demonstration(prompt)) == (expected, worked)
+        assert task.messages(prompt) == [user(asked)]
+        row, own = task.row(prompt), make(3)
+        kept = {key: value for key, value in own.items() if key != "messages"}
+        assert {key: row[key] for key in kept} == kept, "a reward function gets the file's own columns"
+        json.dumps(prompt.entry)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_public_shape_passes_every_check_of_a_run(tmp_path, name, chat_model):
+    make, *_ = ASKED[name]
+    write(tmp_path, [make(n) for n in range(COUNT)])
+    task = {"name": "jsonl", "style": "chat", "reward": "gsm8k", "options": {"file": "questions.jsonl"}}
+    tables = {"run": {"plugin_path": [str(tmp_path)]}, "model": {"path": chat_model}, "task": task}
+    checked = check(load_config(None, tables | {"training": {"seq_len": 200, "steps": 3}}))
+    assert len(checked.held_out) + checked.task.size.train == COUNT
+
+
+@pytest.mark.parametrize(("algorithm", "name"), OF_DATA)
+def test_a_public_shape_is_learned_as_its_set_means_it(tmp_path, algorithm, name):
+    make, prompt, answer = LEARNED[algorithm][name]
+    for file in write_both(tmp_path, make):
+        rows = read_files(DataConfig(file=file), KINDS[algorithm], [str(tmp_path)])
+        [row] = [row for row in (*rows.train, *rows.held_out) if row.place.endswith(" 4")]
+        assert (row.prompt, row.answers[0]) == (prompt, answer)
+        assert algorithm != "kto" or row.value == -1.0
+        assert algorithm != "dpo" or "no" in str(row.answers[1])
+
+
+@pytest.mark.parametrize(("algorithm", "name"), OF_DATA)
+def test_a_public_shape_of_data_passes_every_check_of_a_run(tmp_path, algorithm, name, chat_model):
+    make, *_ = LEARNED[algorithm][name]
+    write(tmp_path, [make(n) for n in range(COUNT)], "rows.jsonl")
+    tables = {"run": {"plugin_path": [str(tmp_path)]}, "model": {"path": chat_model}, "data": {"file": "rows.jsonl"}}
+    checked = check(load_config(None, tables | {"algorithm": {"name": algorithm}, "training": {"seq_len": 200}}))
+    assert len(checked.dataset.train) + len(checked.dataset.held_out) == COUNT
+
+
+# columns
+
+
+def test_columns_are_mapped_by_name_and_by_dotted_path(tmp_path):
+    rows = [{"q": {"text": f"q{n}"}, "truth": [n], "x.y": str(n), "prompt": "another"} for n in range(COUNT)]
+    write(tmp_path, rows)
+    task = rows_task(tmp_path, columns={"question": "q.text", "answer": "x.y"})
+    assert sorted((prompt.text, prompt.answer) for prompt in all_prompts(task)) == [(f"q{n}", f"{n}") for n in range(8)]
+    settings = DataConfig(file="questions.jsonl", columns={"prompt": "q.text", "completion": "x.y"})
+    rows = read_files(settings, "demonstrations", [str(tmp_path)])
+    assert sorted((row.prompt, *row.answers) for row in (*rows.train, *rows.held_out)) == [
+        (f"q{n}", f"{n}") for n in range(8)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"question": "problme"}, "columns.question = 'problme': the row has none: did you mean 'problem'?"),
+        ({"answer": "more.truht"}, "columns.answer = 'more.truht': the row has none: did you mean 'more.truth'?"),
+        ({"answr": "solution"}, "columns.answr = 'solution': 'answr' is no name of ours: did you mean 'answer'?"),
+    ],
+)
+def test_an_unknown_column_is_one_line_with_the_nearest(tmp_path, columns, words):
+    write(tmp_path, [{"problem": f"q{n}", "solution": "1", "more": {"truth": "1"}} for n in range(4)])
+    assert words in mistake(tmp_path, columns=columns)
+
+
+# rows that fit two shapes
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "mend"),
+    [
+        (gsm8k(1) | math(1), ("'question' and 'problem'", "{ question = 'question' }"), {"question": "problem"}),
+        (verl(1) | {"answer": "7"}, ("'answer' and 'reward_model.ground_truth'", "{ answer"), {"answer": "answer"}),
+        (tulu(1) | {"prompt": "a"}, ("'prompt' and 'messages'", "columns = {"), {"messages": "messages"}),
+    ],
+)
+def test_a_prompt_in_two_shapes_is_one_line_and_a_mapping_mends_it(tmp_path, row, words, mend):
+    write(tmp_path, [row, row | {"question": "another"}] if "question" in row else [row, row])
+    line = mistake(tmp_path, style="chat")
+    assert line.startswith("questions.jsonl line 1: ") and all(word in line for word in words), line
+    write(tmp_path, [row], "held.jsonl")
+    rows = [row | {"problem": f"q{n}", "messages": [user(f"q{n}")], "prompt": [user(f"q{n}")]} for n in range(3)]
+    write(tmp_path, [{key: each[key] for key in row} for each in rows])
+    assert rows_task(tmp_path, style="chat", columns=mend, held_out_file="held.jsonl").size == (3, 1)
+
+
+def test_data_in_two_shapes_is_one_line_and_format_or_columns_mend_it(tmp_path):
+    rows = [math(n) | {"messages": nemo_rl(n)["messages"]} for n in range(COUNT)]
+    write(tmp_path, rows, "rows.jsonl")
+
+    def read(**settings):
+        return read_files(DataConfig(file="rows.jsonl", **settings), "demonstrations", [str(tmp_path)])
+
+    with pytest.raises(ConfigError) as caught:
+        read()
+    line = str(caught.value)
+    assert line.startswith("rows.jsonl line 1: 'messages', and 'problem' and 'solution' (MATH): set data.format")
+    assert "{ prompt = 'problem', completion = 'solution' }" in line and "\n" not in line
+    assert read(format="messages").train[0].prompt == ""
+    mapped = read(columns={"prompt": "problem", "completion": "solution"}).train[0]
+    assert mapped.prompt.startswith("What is") and mapped.answers[0].startswith("It is")
+
+
+# rewards by the set that a row is of
+
+
+def sourced(folder, rewards: dict[str, str], rows: list[Row], **options):
+    write(folder, rows)
+    return rows_task(folder, style="chat", rewards_by_source=rewards, **options)
+
+
+def test_a_row_is_rewarded_as_its_set_is(tmp_path):
+    rows = [verl(n) for n in range(4)] + [verl(n) | {"data_source": "lighteval/MATH"} for n in range(4, 8)]
+    task = sourced(tmp_path, {"openai/gsm8k": "gsm8k", "lighteval/MATH": "math"}, rows)
+    for prompt in all_prompts(task):
+        is_gsm8k = task.row(prompt)["data_source"] == "openai/gsm8k"
+        assert task.score(prompt, [f"#### {prompt.answer}"]) == {"right": 1.0}
+        assert task.score(prompt, [f"So \\boxed{{{prompt.answer}}}"]) == {"right": float(not is_gsm8k)}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "row", "words"),
+    [
+        ({"openai/gsm8k": "gsm8k"}, {"data_source": "openai/gsm8"}, "has no reward for 'openai/gsm8': add it"),
+        ({"math": "math"}, {"data_source": None}, "no 'data_source', by which task.rewards_by_source chooses"),
+        ({"openai/gsm8k": "gsm8k"}, {"reward_model": None}, "no 'answer', which the reward 'gsm8k' needs"),
+    ],
+)
+def test_a_row_without_a_reward_is_one_line(tmp_path, rewards, row, words):
+    write(tmp_path, [verl(0) | row, verl(1) | row])
+    line = mistake(tmp_path, style="chat", rewards_by_source=rewards)
+    assert line.startswith("questions.jsonl line 1: ") and words in line
+
+
+def test_rewards_by_source_are_of_rows_and_beside_no_others(tmp_path):
+    with pytest.raises(ConfigError, match="exclude each other"):
+        sourced(tmp_path, {"a": "math"}, [], reward="gsm8k")
+
+
+def test_only_rows_of_the_named_sets_are_taken(tmp_path):
+    rows = [verl(n) | {"data_source": "ab"[n % 2]} for n in range(COUNT)]
+    task = sourced(tmp_path, {}, rows, only=["b"])
+    assert {task.row(prompt)["data_source"] for prompt in all_prompts(task)} == {"b"}
+    assert "no row is of the set 'c': known: a, b" in mistake(tmp_path, style="chat", only=["c"])
