@@ -112,7 +112,10 @@ class SamplingMask:
 
     def check(self) -> None:
         """Check of bytes from a file. Errors: ValueError for bytes that are no mask."""
-        for place, length in enumerate(self.lengths.tolist()):
+        lengths = self.lengths
+        if (lengths < 0).any() or lengths.sum() != self.nbytes:
+            raise ValueError(f"a sampling mask has {self.nbytes} bytes, and says that it has {lengths.sum()}")
+        for place, length in enumerate(lengths.tolist()):
             if not length:
                 continue
             if length > self.width or length < self.width and length % _ID.itemsize:
@@ -120,6 +123,11 @@ class SamplingMask:
             ids = self.kept(place)
             if not len(ids) or ids[0] < 0 or ids[-1] >= self.vocabulary or (ids[1:] <= ids[:-1]).any():
                 raise ValueError(f"the sampling mask of token {place} has other ids than a vocabulary's, ascending")
+
+    def first_without(self, tokens: np.ndarray, places: np.ndarray) -> int | None:
+        """First of these places whose token, of all ``tokens`` [T], is not among its own; None if there is none."""
+        masked = places[self.lengths[places] > 0].tolist()
+        return next((place for place in masked if tokens[place] not in self.kept(place)), None)
 
 
 def _encoded(ids: np.ndarray, vocabulary: int) -> bytes:

@@ -104,6 +104,7 @@ class ShardedModel:
             "target_S": columns["target_S"],
             "temperature": self.temperature,
             "implementation": self.implementation,
+            "mask": row.mask,
         }
 
     def forward_backward(
