@@ -130,6 +130,7 @@ class Completion(FastPickle):
     versions: np.ndarray
     """int32 [T]: policy version that made each token."""
     stop_reason: str
+    """``stop``: an end token; ``stop_string``: a text of ``Decoding.stop``; ``length``: it was cut short."""
     mask: SamplingMask | None = None
     """Of each token, the ones that it was sampled from; None: from the whole vocabulary."""
 

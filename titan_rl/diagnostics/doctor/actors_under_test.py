@@ -24,6 +24,7 @@ from titan_rl.controller.wiring import Actors
 from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.seeds import named_seed
+from titan_rl.data.storage.sampling_mask import joined
 from titan_rl.data.types import Batch, Completion, Group, Layout, Provenance, Request, Sample, Sampling, StepMetrics
 from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.findings import CheckFailed
@@ -67,6 +68,7 @@ def sample_of(prompt: np.ndarray, completion: Completion, prompt_id: str, number
         advantage=0.0,
         prompt_id=prompt_id,
         sample=number,
+        mask=joined([None, completion.mask], [len(prompt), wrote]),
     )
 
 
