@@ -39,6 +39,10 @@ KV = kv_bytes(tiny_config(), num_positions(tiny_config()), "float32", 1) / 2**30
 LIMITS = [
     # key, at its limits, beyond them
     ("rollout.temperature", [0.01, 2, 2.0], [0.0, 0.009, 2.001, 2.5, 100, -1, "inf", "nan"]),
+    ("rollout.top_p", [1e-9, 1], [0, 1.001, "nan"]),
+    ("rollout.top_k", [0, 1, 98], [-1, 99]),
+    ("rollout.min_p", [0, 1], [-0.1, 1.1, "nan"]),
+    ("rollout.stop", ["[]", "['x']"], ["['']", "[1]"]),
     ("rollout.max_new_tokens", [1, 2047], [0, 2048]),
     ("generator.max_num_seqs", [1, 4096], [0, 4097, 10**9]),
     ("generator.kv_cache_gib", [0, KV, 0.5], [-1, KV * 0.99, "inf", "nan", 1e7]),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from started_meshes import meshes_of, worst_difference
 
+from titan_rl.data.text.tokenizer import read_tokenizer
 from titan_rl.data.types import Completion, Decoding, Request
 from titan_rl.models.builtin.tiny import make_tiny
 
@@ -40,6 +41,8 @@ def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
             for name, completions in zip(CUT, all_answers, strict=True):
                 found[name] = completions, await worst_difference(meshes, (PROMPT, completions))
             found["greedy"] = await ask(CUT["top-p"], 0.0), 0.0
+            text = read_tokenizer(folder / "model").decode(found["none"][0][0].tokens[3:6])
+            found["stop"] = await ask(Decoding(stop=(text,))), 0.0
             return found
 
     return asyncio.run(run())
@@ -48,6 +51,7 @@ def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
 @pytest.mark.parametrize("name", CUT)
 def test_trainer_and_generator_agree_about_each_token(answers, name):
     completions, worst = answers[name]
+    print(f"worst ratio of {name}: {np.exp(worst):.8f}")
     assert worst < 1e-5
     assert (completions[0].mask is None) == (name == "none")
 
@@ -60,6 +64,18 @@ def test_a_mask_has_the_token_and_is_what_the_setting_says(answers, name):
         completion.mask.check()
         assert len(completion.mask) == len(completion.tokens)
         assert completion.mask.first_without(completion.tokens, np.arange(len(completion.tokens))) is None
-    assert counts.max() <= (decoding.top_k or vocabulary - 1), "ties are unlikely"
+    assert counts.min() < vocabulary and counts.max() <= (decoding.top_k or vocabulary), "ties are unlikely"
     if decoding.top_k and decoding.top_p == 1:
         assert (counts == decoding.top_k).all()
+
+
+def test_greedy_answers_have_no_mask(answers):
+    assert {completion.mask for completion in answers["greedy"][0]} == {None}
+
+
+def test_an_answer_ends_with_its_stop_string_as_it_was_sampled(answers):
+    """Cut behind the token that completes the text; the text is in the answer, and no end token."""
+    whole, stopped = answers["none"][0][0], answers["stop"][0][0]
+    assert stopped.stop_reason == "stop_string" and 0 < len(stopped.tokens) <= 6
+    assert np.array_equal(stopped.tokens, whole.tokens[: len(stopped.tokens)])
+    np.testing.assert_allclose(stopped.logprobs, whole.logprobs[: len(stopped.tokens)], atol=1e-5)

@@ -271,7 +271,7 @@ class GenerationEngine:
                 if not future.done():
                     future.set_exception(RequestRefused(f"{type(error).__name__}: {error}"))
                 return
-            masked_words = num_words if request.decoding.truncates else 0
+            masked_words = num_words if request.decoding.truncates and request.temperature else 0  # greedy cuts nothing
             self._samples[request_id] = _Sample(pending, place, engine_id, masked_words, [(0, self.version)])
 
     def _prepare(self, decoding: Decoding) -> None:
