@@ -28,13 +28,13 @@ def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
     make_tiny(folder / "model", seed=1, architecture="qwen3", num_layers=2, tie_word_embeddings=False)
 
     async def run():
-        async with meshes_of(str(folder / "model"), folder, rollout={"temperature": 0.5}) as meshes:
+        async with meshes_of(str(folder / "model"), folder, rollout={"temperature": 0.2}) as meshes:
             await meshes.trainer.begin_at(0)
             await meshes.weights.stage(0)
             await meshes.weights.announce(0)
             leader, found = meshes.generators.replicas[0].leader, {}
 
-            async def ask(decoding: Decoding, temperature: float = 0.5) -> list[Completion]:
+            async def ask(decoding: Decoding, temperature: float = 0.2) -> list[Completion]:
                 return await leader.generate.call_one(Request(PROMPT, [1, 2, 3, 4], 24, temperature, decoding))
 
             all_answers = await asyncio.gather(*map(ask, CUT.values()))

@@ -63,7 +63,7 @@ class _CpuMasks:
         self._sample, self._cut = runner.sample_tokens, self._sampler.forward
         self._masks: SamplingMaskLists | None = None
         self._sampler.forward = self._forward
-        runner.sample_tokens = self._sample_tokens
+        runner.sample_tokens = self._sample_tokens  # pyright: ignore[reportAttributeAccessIssue]  # it is called by name
 
     def _forward(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         sampled, logprob_NV = self._cut(*arguments)
