@@ -6,6 +6,7 @@ from made_rollouts import rollout_of
 
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.types import Group, Turn
+from titan_rl.records.metrics import mask_metrics
 from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, write_rollouts
 
 GROUPS = [
@@ -59,6 +60,8 @@ def test_sampling_masks_read_back_and_wrong_ones_are_refused(tmp_path):
     first, second = read_rollouts(tmp_path, 1)[0].rollouts
     assert [first.mask.kept(place).tolist() for place in (2, 3)] == supports[2:] and len(first.mask) == 4
     assert second.mask is None
+    assert mask_metrics([first, second]) == {"sampling_mask_mib": 58 / 2**20, "sampled_from_mean": (2 + 201) / 2}
+    assert mask_metrics([second]) == {}
     for wrong, said in (([[], [], [2]], "of 3 tokens"), ([[], [], [2], [7, 9]], "leaves token 3 itself out")):
         write_rollouts(tmp_path, 1, masked(wrong))
         with pytest.raises(RolloutsError, match=said):
