@@ -7,7 +7,8 @@ will get, the reference makes do with three: it goes over the tokens in chunks, 
 logits that it has at hand. Left out: the reduction of the hidden states' gradient over the ranks of a spread
 vocabulary, which is the caller's (as it is behind any column-parallel layer).
 
-Dimensions: S tokens, D hidden size, V words of the vocabulary (under a group, those that this rank holds).
+Dimensions: S tokens, D hidden size, V words of the vocabulary (under a group, those that this rank holds), B bytes of
+a bit for each word of all ranks.
 """
 
 import os
@@ -37,6 +38,8 @@ _CPU_KEPT_SIZE = 2**27
 """Of the logits' gradients that are kept in bf16: 256 MiB."""
 _GPU_TILE_TOKENS, _GPU_TILE_SIZE = 16384, 3 * 2**26
 """The gradient's tile in bf16 is 384 MiB."""
+_LEFT_OUT = -1e30
+"""Logit of a word that is left out: its probability is 0, and no arithmetic makes it NaN, as that of -inf does."""
 
 
 ExpectedGrad = Callable[[torch.Tensor, slice], torch.Tensor]
@@ -62,7 +65,7 @@ class _Head:
     triton: bool
 
 
-def linear_logprob(
+def linear_logprob(  # noqa: PLR0913  (a head's settings, most of which most heads leave as they are)
     hidden_SD: torch.Tensor,
     weight_VD: torch.Tensor,
     target_S: torch.Tensor,
@@ -75,6 +78,7 @@ def linear_logprob(
     tile_tokens: int | None = None,
     tile_words: int | None = None,
     expected_grad: ExpectedGrad | None = None,
+    mask_SB: torch.Tensor | None = None,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of its distribution, [S] each; both may be differentiated.
@@ -83,6 +87,9 @@ def linear_logprob(
     they must be finite, and targets must be words of the vocabulary. With a group, the rank holds the words from
     ``first_word`` on, ranks exchange four numbers a token, all get the same results and must compute the same loss;
     the hidden states' gradient is then this rank's part of a sum over the group.
+
+    ``mask_SB`` (uint8) cuts each token's distribution down to some words and renormalizes it: bit v % 8 of byte v // 8
+    is set where word v, of all ranks' words, is kept, the target among them. A word that is left out has probability 0.
 
     Numerics: inputs of 16 bits are multiplied exactly and accumulated in fp32; softmax, entropy and everything else are
     fp32 (float64 if the inputs are). Forward, against float64 on the same inputs: error <= 2**-22 * (1 + largest norm
@@ -115,7 +122,8 @@ def linear_logprob(
         dtype = torch.promote_types(hidden_SD.dtype, weight_VD.dtype)
         hidden_SD, weight_VD = hidden_SD.to(dtype), weight_VD.to(dtype)
     head = _Head(temperature, soft_cap, first_word, group, tile_tokens, tile_words, on_triton)
-    return _LinearLogprob.apply(hidden_SD, weight_VD, bias_V, target_S, head, expected_grad)
+    mask_SB = None if mask_SB is None else mask_SB.contiguous()
+    return _LinearLogprob.apply(hidden_SD, weight_VD, bias_V, target_S, mask_SB, head, expected_grad)
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -126,11 +134,13 @@ class _LinearLogprob(torch.autograd.Function):
         weight_VD: torch.Tensor,
         bias_V: torch.Tensor | None,
         target_S: torch.Tensor,
+        mask_SB: torch.Tensor | None,
         head: _Head,
         expected_grad: ExpectedGrad | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         local_S = target_S - head.first_word
-        inputs = hidden_SD.detach(), weight_VD.detach(), None if bias_V is None else bias_V.detach(), local_S, head
+        detached = hidden_SD.detach(), weight_VD.detach(), None if bias_V is None else bias_V.detach()
+        inputs = *detached, local_S, mask_SB, head
         ctx.expected = None
         with exact_bf16_products(hidden_SD, weight_VD):
             if expected_grad is not None and any(ctx.needs_input_grad):
@@ -138,7 +148,7 @@ class _LinearLogprob(torch.autograd.Function):
             else:
                 found = _normalized(*(_triton_statistics if head.triton else _reference_statistics)(*inputs), head)
         logprob_S, entropy_S, log_total_S = found
-        ctx.save_for_backward(hidden_SD, weight_VD, bias_V, local_S, log_total_S, entropy_S)
+        ctx.save_for_backward(hidden_SD, weight_VD, bias_V, local_S, mask_SB, log_total_S, entropy_S)
         ctx.head = head
         ctx.set_materialize_grads(False)
         return logprob_S, entropy_S
@@ -147,16 +157,17 @@ class _LinearLogprob(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         ctx: Any, grad_logprob_S: torch.Tensor | None, grad_entropy_S: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        hidden_SD, weight_VD, bias_V, local_S, log_total_S, entropy_S = ctx.saved_tensors
+        hidden_SD, weight_VD, bias_V, local_S, mask_SB, log_total_S, entropy_S = ctx.saved_tensors
         if grad_logprob_S is None:
             grad_logprob_S = torch.zeros_like(log_total_S)
         (expected_S, gradients), ctx.expected = ctx.expected or (None, None), None  # they can be given away once
         if expected_S is None or grad_entropy_S is not None or not torch.equal(expected_S, grad_logprob_S):
-            tokens = _Tokens(hidden_SD, local_S, log_total_S, entropy_S, grad_logprob_S.contiguous(), grad_entropy_S)
+            found = log_total_S, entropy_S, grad_logprob_S.contiguous(), grad_entropy_S
+            tokens = _Tokens(hidden_SD, local_S, mask_SB, ctx.head.first_word, *found)
             with exact_bf16_products(hidden_SD, weight_VD):
                 gradients = _backward_again(tokens, weight_VD, bias_V, ctx.needs_input_grad[:3], ctx.head)
         assert gradients is not None
-        return *gradients, None, None, None
+        return *gradients, None, None, None, None
 
 
 def has_bf16_units() -> bool:
@@ -212,6 +223,7 @@ def _forward_and_expected_backward(
     weight_VD: torch.Tensor,
     bias_V: torch.Tensor | None,
     local_S: torch.Tensor,
+    mask_SB: torch.Tensor | None,
     head: _Head,
     needed: _Needed,
     expected_grad: ExpectedGrad,
@@ -226,9 +238,9 @@ def _forward_and_expected_backward(
     logprob_S, entropy_S, log_total_S, expected_S = (
         hidden_SD.new_empty(len(hidden_SD), dtype=gradients.dtype) for _ in range(4)
     )
-    tokens = _Tokens(hidden_SD, local_S, log_total_S, entropy_S, expected_S, None)
+    tokens = _Tokens(hidden_SD, local_S, mask_SB, head.first_word, log_total_S, entropy_S, expected_S, None)
     for rows in _slices(len(hidden_SD), head.tile_tokens):
-        chunk = hidden_SD[rows], weight_VD, bias_V, local_S[rows], head
+        chunk = hidden_SD[rows], weight_VD, bias_V, local_S[rows], None if mask_SB is None else mask_SB[rows], head
         found = _normalized(*_reference_statistics(*chunk, kept=logits), head)
         logprob_S[rows], entropy_S[rows], log_total_S[rows] = found
         expected_S[rows] = expected_grad(logprob_S[rows], rows)
@@ -267,6 +279,9 @@ class _Tokens:
 
     hidden_SD: torch.Tensor
     local_S: torch.Tensor
+    mask_SB: torch.Tensor | None
+    first_word: int
+    """Of the block, among all ranks' words."""
     log_total_S: torch.Tensor
     entropy_S: torch.Tensor
     grad_logprob_S: torch.Tensor
@@ -276,6 +291,8 @@ class _Tokens:
         return _Tokens(
             self.hidden_SD[rows].to(dtype),
             self.local_S[rows] - words.start,
+            None if self.mask_SB is None else self.mask_SB[rows],
+            self.first_word + words.start,
             self.log_total_S[rows],
             self.entropy_S[rows],
             self.grad_logprob_S[rows],
@@ -410,6 +427,7 @@ def _reference_statistics(
     weight_VD: torch.Tensor,
     bias_V: torch.Tensor | None,
     local_S: torch.Tensor,
+    mask_SB: torch.Tensor | None,
     head: _Head,
     kept: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -428,6 +446,8 @@ def _reference_statistics(
             shape = rows.stop - rows.start, len(block_VD)
             tile_SV = _tile(logits, *shape, start=0 if kept is None else words.start * shape[0])
             logits_SV = _reference_logits(hidden_SD[rows].to(dtype), block_VD, block_V, head, tile_SV)
+            if mask_SB is not None:
+                _leave_out(logits_SV, mask_SB[rows], head.first_word + words.start)
             new_max_S = torch.maximum(max_S[rows], logits_SV.amax(-1))
             sums_3S[:2, rows] *= (max_S[rows] - new_max_S).exp()
             max_S[rows] = new_max_S
@@ -438,6 +458,13 @@ def _reference_statistics(
             sums_3S[0, rows] += exp_SV.sum(-1)
             sums_3S[1, rows] += exp_SV.mul_(logits_SV).sum(-1)
     return max_S, sums_3S
+
+
+def _leave_out(logits_SV: torch.Tensor, mask_SB: torch.Tensor, first_word: int) -> None:
+    """Cut the logits of words from ``first_word`` on down to those that are kept, in place."""
+    words_V = torch.arange(first_word, first_word + logits_SV.shape[1], device=logits_SV.device)
+    bits_SV = mask_SB.index_select(1, words_V >> 3).bitwise_right_shift_((words_V & 7).to(torch.uint8))
+    logits_SV.masked_fill_(bits_SV.bitwise_and_(1) == 0, _LEFT_OUT)
 
 
 def _tile_memory(hidden_SD: torch.Tensor, weight_VD: torch.Tensor, head: _Head, dtype: torch.dtype) -> torch.Tensor:
@@ -459,7 +486,10 @@ def _reference_gradient_tile(
     tokens: _Tokens, block_VD: torch.Tensor, block_V: torch.Tensor | None, head: _Head, memory: torch.Tensor
 ) -> torch.Tensor:
     tile_SV = _tile(memory, len(tokens.hidden_SD), len(block_VD))
-    return _reference_gradient(tokens, _reference_logits(tokens.hidden_SD, block_VD, block_V, head, tile_SV), head)
+    logits_SV = _reference_logits(tokens.hidden_SD, block_VD, block_V, head, tile_SV)
+    if tokens.mask_SB is not None:
+        _leave_out(logits_SV, tokens.mask_SB, tokens.first_word)
+    return _reference_gradient(tokens, logits_SV, head)
 
 
 def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> torch.Tensor:
@@ -469,7 +499,8 @@ def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> 
     """
     slope_SV = None
     if head.soft_cap is not None:
-        slope_SV = 1 - (grad_SV * (head.temperature / head.soft_cap)).square_()
+        capped_SV = grad_SV.clamp(min=-head.soft_cap / head.temperature)  # that of a word left out is below the cap
+        slope_SV = 1 - capped_SV.mul_(head.temperature / head.soft_cap).square_()
     grad_SV -= tokens.log_total_S[:, None]
     scale_S = tokens.grad_logprob_S / head.temperature
     if tokens.grad_entropy_S is None:
@@ -488,23 +519,30 @@ def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> 
 
 
 def _triton_statistics(
-    hidden_SD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, local_S: torch.Tensor, head: _Head
+    hidden_SD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    local_S: torch.Tensor,
+    mask_SB: torch.Tensor | None,
+    head: _Head,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference's; programs share a token's words out among ``splits`` and their parts are joined here."""
     num_tokens, num_words = len(hidden_SD), len(weight_VD)
     if num_tokens == 0 or num_words == 0:
-        return _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head)
+        return _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, mask_SB, head)
     hidden_SD, weight_VD = _rows_contiguous(hidden_SD), _rows_contiguous(weight_VD)
     splits = max(1, min(triton.cdiv(8 * 128 * 128, num_tokens), triton.cdiv(num_words, 2048), 256))
     words_per_split = triton.cdiv(triton.cdiv(num_words, splits), 256) * 256
     splits = triton.cdiv(num_words, words_per_split)
     parts_4NS = torch.empty((4, splits, num_tokens), dtype=torch.float32, device=hidden_SD.device)
     _statistics_kernel[lambda meta: (triton.cdiv(num_tokens, meta["BLOCK_S"]) * splits,)](
-        *(hidden_SD, weight_VD, bias_V, local_S, parts_4NS),
+        *(hidden_SD, weight_VD, bias_V, local_S, mask_SB, parts_4NS),
         *(num_tokens, num_words, hidden_SD.shape[1], hidden_SD.stride(0), weight_VD.stride(0)),
+        *(0 if mask_SB is None else mask_SB.stride(0), head.first_word),
         *(words_per_split, splits, 1 / head.temperature, head.soft_cap or 0.0),
         HAS_BIAS=bias_V is not None,
         HAS_CAP=head.soft_cap is not None,
+        HAS_MASK=mask_SB is not None,
     )
     max_NS, total_NS, expected_NS, target_logit_NS = parts_4NS
     max_S = max_NS.amax(0)
@@ -521,12 +559,14 @@ def _triton_gradient_tile(
     has_entropy = tokens.grad_entropy_S is not None
     _gradient_kernel[lambda meta: (triton.cdiv(shape[0], meta["BLOCK_S"]) * triton.cdiv(shape[1], meta["BLOCK_V"]),)](
         *(hidden_SD, block_VD, block_V, tokens.local_S, tokens.log_total_S, tokens.entropy_S, tokens.grad_logprob_S),
-        *(tokens.grad_entropy_S if has_entropy else tokens.grad_logprob_S, grad_SV),
+        *(tokens.grad_entropy_S if has_entropy else tokens.grad_logprob_S, tokens.mask_SB, grad_SV),
         *(*shape, hidden_SD.shape[1], hidden_SD.stride(0), block_VD.stride(0)),
+        *(0 if tokens.mask_SB is None else tokens.mask_SB.stride(0), tokens.first_word),
         *(1 / head.temperature, head.soft_cap or 0.0),
         HAS_BIAS=block_V is not None,
         HAS_CAP=head.soft_cap is not None,
         HAS_ENTROPY=has_entropy,
+        HAS_MASK=tokens.mask_SB is not None,
     )
     return grad_SV
 
@@ -558,7 +598,7 @@ def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 if TYPE_CHECKING or triton is not None:
     # the interpreter multiplies bfloat16 as if its bits were integers; in fp32 the products are the same
-    _WIDEN = tl.constexpr(_INTERPRETED)
+    _WIDEN, _MASKED = tl.constexpr(_INTERPRETED), tl.constexpr(_LEFT_OUT)
 
     if _INTERPRETED:
         _CONFIGS = [triton.Config({"BLOCK_S": 16, "BLOCK_V": 64, "BLOCK_D": 64})]
@@ -617,6 +657,14 @@ if TYPE_CHECKING or triton is not None:
             slope_SV = 1.0 - tanh_SV * tanh_SV
         return products_SV * inverse_temperature, slope_SV
 
+    @triton.jit
+    def _only_kept(logits_SV, mask, mask_stride, first_word, safe_S, safe_V):
+        """The logits, those of words that are left out replaced. ``mask``: a bit for each word of all ranks."""
+        words_V = first_word + safe_V
+        bytes_SV = tl.load(mask + safe_S[:, None] * mask_stride + (words_V >> 3)[None, :])
+        bits_SV = (bytes_SV.to(tl.int32) >> (words_V & 7).to(tl.int32)[None, :]) & 1
+        return tl.where(bits_SV != 0, logits_SV, _MASKED)
+
     _even_D = {"EVEN_D": lambda arguments: arguments["D"] % arguments["BLOCK_D"] == 0}
 
     @triton.autotune(_CONFIGS, key=["V", "D"], prune_configs_by={"early_config_prune": _configs_to_try})
@@ -627,12 +675,15 @@ if TYPE_CHECKING or triton is not None:
         weight,
         bias,
         target,
+        mask,
         parts,
         S,
         V,
         D,
         hidden_stride,
         weight_stride,
+        mask_stride,
+        first_word,
         words_per_split,
         num_splits,
         inverse_temperature,
@@ -643,6 +694,7 @@ if TYPE_CHECKING or triton is not None:
         EVEN_D: tl.constexpr,
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
+        HAS_MASK: tl.constexpr,
     ):
         """One block of tokens over one split of the words, by online softmax.
 
@@ -689,6 +741,8 @@ if TYPE_CHECKING or triton is not None:
                 HAS_BIAS,
                 HAS_CAP,
             )
+            if HAS_MASK:
+                logits_SV = _only_kept(logits_SV, mask, mask_stride, first_word, safe_S, safe_V)
             new_max_S = tl.maximum(max_S, tl.max(tl.where(is_word_V[None, :], logits_SV, float("-inf")), 1))
             exp_SV = tl.where(is_word_V[None, :], tl.exp(logits_SV - new_max_S[:, None]), 0.0)
             scale_S = tl.exp(max_S - new_max_S)
@@ -716,12 +770,15 @@ if TYPE_CHECKING or triton is not None:
         entropy,
         grad_logprob,
         grad_entropy,
+        mask,
         grad,
         S,
         V,
         D,
         hidden_stride,
         weight_stride,
+        mask_stride,
+        first_word,
         inverse_temperature,
         soft_cap,
         BLOCK_S: tl.constexpr,
@@ -731,6 +788,7 @@ if TYPE_CHECKING or triton is not None:
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
         HAS_ENTROPY: tl.constexpr,
+        HAS_MASK: tl.constexpr,
     ):
         """The logits of a tile again, and at once the gradient of their products, in the inputs' dtype."""
         program = tl.program_id(0)
@@ -759,6 +817,8 @@ if TYPE_CHECKING or triton is not None:
             HAS_BIAS,
             HAS_CAP,
         )
+        if HAS_MASK:
+            logits_SV = _only_kept(logits_SV, mask, mask_stride, first_word, safe_S, safe_V)
         logprob_SV = logits_SV - tl.load(log_total + safe_S)[:, None]
         scale_S = tl.load(grad_logprob + safe_S)
         factor_SV = scale_S[:, None]

@@ -20,9 +20,9 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from titan_rl.compat.reach import VLLM, DependencyChanged
-from titan_rl.compat.vllm import engine, layers, loading, parallel
+from titan_rl.compat.vllm import engine, layers, loading, parallel, sampling
 
-MODULES = (layers, loading, engine, parallel)
+MODULES = (layers, loading, engine, parallel, sampling)
 _LAYERS, _LOADER = "vllm.model_executor.layers", "vllm.model_executor.model_loader"
 _INFO = f"{_LOADER}.reload.types:LayerReloadingInfo"
 FORMS = {
@@ -55,6 +55,15 @@ FORMS = {
     "vllm.v1.request:Request.num_stale_output_tokens": "set",
     "vllm.v1.request:Request.drop_stale_output": "set",
     "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher._distributed_args": "(self)",
+    "vllm.v1.core.sched.scheduler:Scheduler.return_sampling_mask": "set",
+    "vllm.v1.worker.gpu.sample.sampler:Sampler.return_sampling_mask": "set",
+    "vllm.v1.outputs:ModelRunnerOutput.sampling_masks": "NoneType",
+    "vllm.v1.outputs:SamplingMaskLists.to_nested_list": "(self)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sampler": "set",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": "(self, grammar_output)",
+    "vllm.v1.sample.sampler:Sampler.topk_topp_sampler": "set",
+    "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward": "(self, input)",
+    "vllm.v1.engine.output_processor:OutputProcessor.tokenizer": "set",
 } | {
     f"vllm.distributed.parallel_state:{name}": "NoneType"
     for name in ("_WORLD", "_PP", "_DP", "_EP", "_PCP", "_DCP", "_TP")
@@ -110,6 +119,13 @@ def test_experts_are_forgotten_and_packed_weights_dropped():
     layers.drop_packed_weights(module)
     assert module.quant_method.moe_kernel is None and not hasattr(module, "cpu_linear")
     layers.forget_packed_experts(torch.nn.Linear(1, 1))
+
+
+def test_a_mask_has_what_is_finite_and_nothing_where_all_is():
+    logprob_NV = torch.tensor([[-1.0, -torch.inf, -2.0], [-1.0, -1.0, -1.0], [-torch.inf, 0.0, -torch.inf]])
+    masks = sampling.masks_of(logprob_NV)
+    supports = [sampling._arrays(masks.slice_request(place, 1))[0].tolist() for place in range(3)]
+    assert supports == [[0, 2], [], [1]] == [part.tolist() for part in sampling._arrays(masks)]
 
 
 # what the counters mean

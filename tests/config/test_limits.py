@@ -11,7 +11,7 @@ from mistakes import assert_one_line
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from titan_rl.controller.preflight.checks import check, check_model
+from titan_rl.controller.preflight.checks import _check_decoding, check, check_model, resolve
 from titan_rl.controller.preflight.engine_checks import kv_bytes
 from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.layers.rope import num_positions
@@ -39,6 +39,10 @@ KV = kv_bytes(tiny_config(), num_positions(tiny_config()), "float32", 1) / 2**30
 LIMITS = [
     # key, at its limits, beyond them
     ("rollout.temperature", [0.01, 2, 2.0], [0.0, 0.009, 2.001, 2.5, 100, -1, "inf", "nan"]),
+    ("rollout.top_p", [1e-9, 1], [0, 1.001, "nan"]),
+    ("rollout.top_k", [0, 1, 98], [-1]),
+    ("rollout.min_p", [0, 1], [-0.1, 1.1, "nan"]),
+    ("rollout.stop", ["[]", "['x']"], ["['']", "[1]"]),
     ("rollout.max_new_tokens", [1, 2047], [0, 2048]),
     ("generator.max_num_seqs", [1, 4096], [0, 4097, 10**9]),
     ("generator.kv_cache_gib", [0, KV, 0.5], [-1, KV * 0.99, "inf", "nan", 1e7]),
@@ -258,3 +262,15 @@ def test_a_sliding_window_needs_no_more_than_its_full_layers():
     assert kv_bytes(hf, 100, "float32", 2) == everywhere
     hf.layer_types = ["sliding_attention", "full_attention"] * 2
     assert kv_bytes(hf, 100, "bfloat16", 1) == everywhere // 2
+
+
+@pytest.mark.parametrize(
+    ("base", "tables", "said"),
+    [
+        ("grpo_tiny", {"rollout": {"top_k": 99}}, "rollout.top_k = 99: the model has 99 tokens"),
+        ("distillation_tiny", {"rollout": {"min_p": 0.05}, "algorithm": {"top_k": 4}}, "rollout.min_p = 0.05: "),
+    ],
+)
+def test_a_distribution_that_the_trainer_would_not_have_is_refused(base, tables, said):
+    with pytest.raises(ConfigError, match=said):
+        _check_decoding(resolve(load_config(base, tables)))

@@ -11,6 +11,7 @@ from titan_rl.algorithms.batches.batching import discard_reason, sft_batches, st
 from titan_rl.algorithms.policy_gradient.grpo import GRPO
 from titan_rl.config.sections.schema import AlgorithmConfig, Config, SFTConfig
 from titan_rl.data.batches.packing import fit_rows, pack, token_weights
+from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.types import Batch, Group, Layout, Provenance, Rollout, Row, Sample
 
 MAX_NEW_TOKENS = 12
@@ -401,3 +402,26 @@ def test_demonstrations_fill_a_batch_for_each_supervised_step():
     assert all((row.advantage_S == 1).all() for batch in batches for row in rows_of(batch))
     with pytest.raises(ValueError, match="raise training.seq_len"):
         sft_batches(rollouts, Config(), Layout(1, 2))
+
+
+@layouts
+def test_each_trained_token_keeps_its_own_sampling_mask(seed, num_ranks, row_tokens, share_prefix):
+    """Made of the token, so that a row shows whose it is; samples without one are of the whole vocabulary."""
+
+    def with_mask(sample: Sample) -> Sample:
+        supports = [np.array([token, 5000 + token], np.int32) for token in sample.tokens.tolist()]
+        return replace(sample, mask=SamplingMask.of(supports, 10_000))
+
+    groups = [
+        [with_mask(sample) if n % 2 else sample for n, sample in enumerate(group)] for group in random_groups(seed)
+    ]
+    rows = [row for row in rows_of(packed(groups, num_ranks, row_tokens, share_prefix)) if row.mask is not None]
+    assert rows
+    num_masked = 0
+    for row in rows:
+        assert len(row.mask) == len(row.target_S)
+        for place in np.flatnonzero(row.mask.lengths).tolist():
+            num_masked += 1
+            assert row.mask.kept(place).tolist() == [row.target_S[place], 5000 + row.target_S[place]]
+    trained = [s for group in groups for s in group if s.mask is not None]
+    assert num_masked == sum(int((s.provenance == Provenance.MODEL).sum()) for s in trained)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from made_rollouts import rollout_of
 
+from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.types import Group, Turn
-from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
+from titan_rl.records.metrics import mask_metrics
+from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, write_rollouts
 
 GROUPS = [
     Group("train/0000002", [rollout_of("train/0000002", sample) for sample in range(3)]),
@@ -46,3 +48,21 @@ def test_steps_stand_apart(tmp_path):
     assert [read_rollouts(tmp_path, step)[0].prompt_id for step in (1, 2)] == ["train/0000002", "train/0000001"]
     with pytest.raises(FileNotFoundError):
         read_rollouts(tmp_path, 3)
+
+
+def test_sampling_masks_read_back_and_wrong_ones_are_refused(tmp_path):
+    def masked(supports) -> list[Group]:
+        mask = SamplingMask.of([np.array(support, np.int32) for support in supports], 400)
+        return [Group("a", [rollout_of("a", 0, mask=mask), rollout_of("a", 1)])]
+
+    supports = [[], [], [2, 7], [3, *range(100, 300)]]
+    write_rollouts(tmp_path, 1, masked(supports))
+    first, second = read_rollouts(tmp_path, 1)[0].rollouts
+    assert [first.mask.kept(place).tolist() for place in (2, 3)] == supports[2:] and len(first.mask) == 4
+    assert second.mask is None
+    assert mask_metrics([first, second]) == {"sampling_mask_mib": 58 / 2**20, "sampled_from_mean": (2 + 201) / 2}
+    assert mask_metrics([second]) == {}
+    for wrong, said in (([[], [], [2]], "of 3 tokens"), ([[], [], [2], [7, 9]], "leaves token 3 itself out")):
+        write_rollouts(tmp_path, 1, masked(wrong))
+        with pytest.raises(RolloutsError, match=said):
+            read_rollouts(tmp_path, 1)

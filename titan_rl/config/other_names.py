@@ -5,7 +5,8 @@ A value of ``KEYS`` begins with the key's name here. ``NOT_HERE`` has what there
 
 _STEPS = "training.steps: a run counts steps, and goes through data as often as they take"
 _PACKED = "a step's batch is packed into rows of training.seq_len tokens, which the ranks share"
-_DRAWN = "answers are drawn at rollout.temperature from all words, since the trainer must know the distribution"
+_DRAWN = "answers are sampled in training, and evaluation is greedy"
+_PENALTY = "a penalty follows what was written before, which the trainer does not compute: nothing is trained with one"
 _ENGINE = "vLLM's own default, or what the run's lengths need"
 _NO_CODE = "no code of a model's directory is run; model.family names one of your own"
 KEYS = {
@@ -62,6 +63,10 @@ KEYS = {
     **dict.fromkeys(("val_file", "val_files"), "task.options.held_out_file, or data.held_out_file"),
     # engines
     "temperature": "rollout.temperature",
+    "top_p": "rollout.top_p",
+    "top_k": "rollout.top_k",
+    "min_p": "rollout.min_p",
+    **dict.fromkeys(("stop", "stop_strings", "stop_sequences"), "rollout.stop"),
     **dict.fromkeys(("tensor_model_parallel_size", "tensor_parallel_size", "tp"), "generator.tensor_parallel"),
     **dict.fromkeys(("data_parallel_size", "num_engines", "num_replicas"), "generator.replicas"),
     "vllm_gpu_memory_utilization": "generator.gpu_memory_utilization",
@@ -82,8 +87,8 @@ NOT_HERE = {
         _PACKED,
     ),
     "gradient_accumulation_steps": _PACKED,
-    **dict.fromkeys(("top_p", "top_k", "min_p", "do_sample", "stop"), _DRAWN),
-    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _DRAWN),
+    "do_sample": _DRAWN,
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _PENALTY),
     **dict.fromkeys(
         ("max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill", "swap_space"), _ENGINE
     ),

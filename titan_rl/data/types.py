@@ -13,6 +13,7 @@ import numpy as np
 
 from titan_rl.data.fast_pickle import FastPickle
 from titan_rl.data.spans import Span
+from titan_rl.data.storage.sampling_mask import SamplingMask
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of an assistant's reasoning in a message, of which it has one."""
@@ -179,6 +180,9 @@ class Completion(FastPickle):
     versions: np.ndarray
     """int32 [T]: policy version that made each token."""
     stop_reason: str
+    """``stop``: an end token; ``stop_string``: a text of ``Decoding.stop``; ``length``: it was cut short."""
+    mask: SamplingMask | None = None
+    """Of each token, the ones that it was sampled from; None: from the whole vocabulary."""
 
 
 @dataclass
@@ -216,6 +220,8 @@ class Rollout:
     other: of an agent that asked the model for more than one (environments/agents/branches.py)."""
     seat: str = ""
     """Whose it is, where several play one episode: it is compared with those of its own seat."""
+    mask: SamplingMask | None = None
+    """Of each of the T tokens, the ones that it was sampled from; None: from the whole vocabulary."""
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -278,6 +284,8 @@ class Sample:
     """What was verified of it, from 0 to 1, where a model is to learn that."""
     branch: int = 0
     """Of a rollout's several conversations, which: one above 0 is of the same rollout as the sample before it."""
+    mask: SamplingMask | None = None
+    """As the rollout's."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +323,8 @@ class Row:
     """Of each owner, the number of its rollout in the batch and of the branch in it; empty: each is one by itself."""
     split: frozenset[int] = frozenset()
     """Numbers of rollouts of which other rows of the batch hold branches, too."""
+    mask: SamplingMask | None = None
+    """Of each of the S trained tokens, the ones that it was sampled from; None: from the whole vocabulary."""
     found: dict[str, np.ndarray] = field(default_factory=dict)
     """Float32 [S] or [S, K] each: what model roles found of each trained token, by the names of
     algorithms.base.LossInputs; int64 [S, K], which words it is that a teacher spoke of; and from the beginning
@@ -423,6 +433,29 @@ class EngineStatistics:
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """Decoding settings of an engine besides the temperature, as vLLM names them; by default none changes anything."""
+
+    top_p: float = 1.0
+    """Sample from the fewest tokens that have this probability together."""
+    top_k: int = 0
+    """Sample from so many of the likeliest tokens; 0: from all."""
+    min_p: float = 0.0
+    """Sample from tokens at least this share as likely as the likeliest one."""
+    stop: tuple[str, ...] = ()
+    """Texts after which an answer ends; they are its last part."""
+    repetition_penalty: float = 1.0
+    """Penalties follow what was written before, so no trained answer has any: they are an evaluation's alone."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether anything is cut away from the distribution, so that a mask of the rest must travel."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True)
 class Sampling:
     """Sampling settings of a group."""
 
@@ -434,6 +467,7 @@ class Sampling:
     """Longest rollout, prompt included."""
     max_turns: int = 32
     """Answers of a rollout."""
+    decoding: Decoding = Decoding()
 
 
 @dataclass(frozen=True)
@@ -444,6 +478,7 @@ class Request:
     seeds: list[int]
     max_new_tokens: int
     temperature: float
+    decoding: Decoding = Decoding()
 
     def check(self, vocabulary: int) -> None:
         """Check of a request's tokens.

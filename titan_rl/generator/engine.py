@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,19 @@ from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.inputs import TokensPrompt
 from vllm.logprobs import FlatLogprobs
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
 from titan_rl.compat.vllm.engine import check_counts, num_generated, scheduler_of
+from titan_rl.compat.vllm.sampling import give_tokenizer, keep_masks
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.spans import Spans
-from titan_rl.data.types import Completion, EngineStatistics, Request, RequestRefused
+from titan_rl.data.storage.sampling_mask import SamplingMask
+from titan_rl.data.text.tokenizer import read_tokenizer
+from titan_rl.data.types import Completion, Decoding, EngineStatistics, Request, RequestRefused
 from titan_rl.generator import vllm_backend, vllm_loader
 from titan_rl.generator.engine_arguments import engine_arguments
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
@@ -67,6 +70,8 @@ class _Sample:
     place: int
     engine_id: str
     """vLLM's own id of it."""
+    masked_words: int
+    """Words of the vocabulary, of which a sampling mask is given back; 0: none is."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(number of tokens generated before, policy version that generates the next ones), in order."""
 
@@ -98,7 +103,7 @@ class GenerationEngine:
         self.statistics, self._spans = EngineStatistics(), Spans()
         self._config, self._model_path = config, Path(model_path)
         self._arguments = engine_arguments(config, model_path, max_model_len, devices, sleeps)
-        self._devices, self._is_asleep = devices, False
+        self._devices, self._is_asleep, self._reads_text = devices, False, False
         self.stop_token_ids = stop_token_ids(self._model_path)
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
         self._held_back: deque[_Action] = deque()
@@ -258,14 +263,24 @@ class GenerationEngine:
         for place, seed in enumerate(request.seeds):
             request_id, self._num_requests = str(self._num_requests), self._num_requests + 1
             try:
-                request.check(self._engine.model_config.get_vocab_size())
+                request.check(num_words := self._engine.model_config.get_vocab_size())
+                self._prepare(request.decoding)
                 parameters = sampling_parameters(request, seed, self.stop_token_ids)
                 engine_id = self._engine.add_request(request_id, prompt, parameters)
             except Exception as error:  # a wrong request, of whatever kind, fails for its caller; the engine continues
                 if not future.done():
                     future.set_exception(RequestRefused(f"{type(error).__name__}: {error}"))
                 return
-            self._samples[request_id] = _Sample(pending, place, engine_id, [(0, self.version)])
+            masked_words = num_words if request.decoding.truncates and request.temperature else 0  # greedy cuts nothing
+            self._samples[request_id] = _Sample(pending, place, engine_id, masked_words, [(0, self.version)])
+
+    def _prepare(self, decoding: Decoding) -> None:
+        """Have the engine do what it does not do from the start, since most runs want none of it."""
+        if decoding.truncates:
+            keep_masks(scheduler_of(self._engine), self.on_worker(lambda worker: worker.model_runner))
+        if decoding.stop and not self._reads_text:
+            give_tokenizer(self._engine, read_tokenizer(self._model_path))
+            self._reads_text = True
 
     def _can_step(self) -> bool:
         return not self._is_asleep and self._engine.has_unfinished_requests()
@@ -299,7 +314,9 @@ class GenerationEngine:
             tokens=np.asarray(result.token_ids, np.int32),
             logprobs=np.asarray(result.logprobs.logprobs, np.float32),
             versions=versions,
-            stop_reason=result.finish_reason,
+            # vLLM names the text that ended an answer, or the token
+            stop_reason="stop_string" if isinstance(result.stop_reason, str) else result.finish_reason,
+            mask=_mask(result, sample.masked_words),
         )
         pending.left -= 1
         if not pending.left and not pending.future.done():
@@ -350,15 +367,31 @@ class GenerationEngine:
         return finished
 
 
+def _mask(result: CompletionOutput, num_words: int) -> SamplingMask | None:
+    """Words that each token was sampled from. Errors: RuntimeError if vLLM does not say it of each."""
+    if not num_words:
+        return None
+    supports = [] if result.sampling_mask is None else result.sampling_mask.token_ids
+    if len(supports) != len(result.token_ids):
+        raise RuntimeError(f"vLLM gave {len(supports)} sampling masks for {len(result.token_ids)} tokens")
+    return SamplingMask.of([np.asarray(support) for support in supports], num_words)
+
+
 def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) -> SamplingParams:
     """vLLM's sampling parameters of one sample. Errors: VLLMValidationError for a setting beyond its limits."""
+    settings = asdict(request.decoding)
+    stop = list(settings.pop("stop"))
     return SamplingParams(
+        **settings,
+        stop=stop,
+        include_stop_str_in_output=True,
+        skip_special_tokens=not stop,  # such a text may be one
+        detokenize=bool(stop),
         max_tokens=request.max_new_tokens,
         temperature=request.temperature,
         seed=seed,
         logprobs=0,
         flat_logprobs=True,
-        detokenize=False,
         stop_token_ids=stop_token_ids,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

@@ -35,11 +35,22 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
         **turn_metrics(rollouts),
         **task_metrics(groups),
         **seat_metrics(scored),
+        **mask_metrics(rollouts),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
         "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),
         "staleness_mean": float(np.mean(lags)),
         "staleness_max": max(lags),
     }
+
+
+def mask_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """Size of all sampling masks in MiB, and the mean number of tokens that one was sampled from; empty without any."""
+    masked = [(r.mask, np.flatnonzero(is_model(r.provenance))) for r in rollouts if r.mask is not None]
+    if not masked:
+        return {}
+    kept = np.concatenate([mask.take(wrote).num_kept for mask, wrote in masked])
+    mebibytes = sum(mask.nbytes for mask, _ in masked) / 2**20
+    return {"sampling_mask_mib": mebibytes, "sampled_from_mean": float(kept.mean()) if len(kept) else 0.0}
 
 
 def _scored(rollouts: Iterable[Rollout]) -> list[Rollout]:

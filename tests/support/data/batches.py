@@ -6,10 +6,13 @@ import numpy as np
 import torch
 
 from titan_rl.data.batches.packing import pack, token_weights
+from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.types import Batch, Provenance, Sample
 from titan_rl.trainer.objective.nonfinite import parts
 
 VOCABULARY = 90
+WORDS = 99
+"""Of the tiny models, some of which no token here is."""
 
 
 def batch_of(
@@ -22,12 +25,14 @@ def batch_of(
     num_still: int = 0,
     prompts: str = "p",
     branches: bool = False,
+    masked: bool = False,
     **layout: int,
 ) -> Batch:
     """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages;
     a sample whose advantage is above 0 has the outcome 1. ``num_still``: of the first groups, whose advantages are 0.
     ``prompts``: how their names begin. ``branches``: whether samples are rollouts of up to three conversations, every
-    second of which begins with the prompt; then each rollout weighs the same.
+    second of which begins with the prompt; then each rollout weighs the same. ``masked``: whether tokens were sampled
+    from some of the words alone.
 
     Some tokens are a tool's, not the model's. ``layout``: ``num_ranks`` and ``row_multiple``.
     """
@@ -46,6 +51,8 @@ def batch_of(
             advantage = scale * float(rng.normal()) if group >= num_still else 0.0
             outcome = float(advantage > 0) if with_outcomes else None
             groups[-1].append(Sample(tokens, provenance, logprobs, advantage, f"{prompts}{group}", sample, outcome))
+            if masked:
+                groups[-1][-1] = with_mask(groups[-1][-1], WORDS)
             if branches:
                 groups[-1] += [_branch(groups[-1][-1], number, prompt) for number in range(1, 1 + sample % 3)]
     aggregation = "sequence" if branches else "token"
@@ -58,6 +65,14 @@ def batch_of(
     )
 
 
+def with_mask(sample: Sample, num_words: int) -> Sample:
+    """The sample as if each token was sampled from up to 40 words, about as likely as an untrained model finds it."""
+    rng = np.random.default_rng(sample.tokens.tolist())
+    supports = [np.union1d(rng.integers(0, num_words, rng.integers(0, 40)), token) for token in sample.tokens]
+    logprobs = np.array([rng.normal(-np.log(len(support)), 0.2) for support in supports], np.float32)
+    return replace(sample, logprobs=logprobs, mask=SamplingMask.of(supports, num_words))
+
+
 def _branch(first: Sample, number: int, prompt: np.ndarray) -> Sample:
     """Another conversation of a rollout."""
     rng = np.random.default_rng([*first.tokens.tolist(), number])
@@ -66,7 +81,7 @@ def _branch(first: Sample, number: int, prompt: np.ndarray) -> Sample:
     provenance = np.full(len(tokens), Provenance.MODEL, np.int8)
     provenance[: len(context)] = Provenance.TEMPLATE
     logprobs = rng.normal(-4.6, 0.2, len(tokens)).astype(np.float32)
-    return replace(first, tokens=tokens, provenance=provenance, logprobs=logprobs, branch=number)
+    return replace(first, tokens=tokens, provenance=provenance, logprobs=logprobs, branch=number, mask=None)
 
 
 POISON = 123.0

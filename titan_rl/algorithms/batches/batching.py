@@ -125,7 +125,10 @@ def _samples(
     except Exception as error:  # a user's algorithm may raise anything
         raise RuntimeError(f"advantages of {prompt_id}: {what_happened(error)}") from error
     return [
-        Sample(rollout.tokens, rollout.provenance, rollout.logprobs, advantage, rollout.prompt_id, rollout.sample)
+        Sample(
+            *(rollout.tokens, rollout.provenance, rollout.logprobs, advantage, rollout.prompt_id, rollout.sample),
+            mask=rollout.mask,
+        )
         for rollout, advantage in zip(rollouts, advantages, strict=True)
     ]
 
@@ -138,7 +141,8 @@ def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
         end = begin + num_model_tokens(provenance)
         advantage = sample.advantage[begin:end] if isinstance(sample.advantage, np.ndarray) else sample.advantage
         columns = dict(tokens=sample.tokens[span], provenance=provenance, logprobs=sample.logprobs[span])
-        branches.append(replace(sample, **columns, advantage=advantage, branch=number))
+        mask = sample.mask and sample.mask.take(np.arange(start, stop))
+        branches.append(replace(sample, **columns, advantage=advantage, branch=number, mask=mask))
         begin = end
     return branches
 

@@ -172,6 +172,15 @@ class RolloutConfig:
     """Answers of an episode; one that would have more is cut short there, as one that runs out of tokens is."""
     temperature: Temperature = 1.0
     """Sampling temperature, from 0.01 to 2, which are vLLM's limits; the trainer uses the same."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the fewest tokens that have this probability together. Of this and the next two, the tokens that were
+    left travel with each answer, and the trainer renormalizes over the same ones."""
+    top_k: Whole = 0
+    """Sample from so many of the likeliest tokens; 0: from all."""
+    min_p: Share = 0.0
+    """Sample from tokens at least this share as likely as the likeliest one."""
+    stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
+    """Texts after which an answer ends, in training and evaluation; they stay its last part."""
     max_staleness: Whole = 0
     """How many policy versions a sample may lag behind the weights it trains; 0 is on-policy and synchronous."""
     share_prefix: bool = True

@@ -21,6 +21,7 @@ from titan_rl.controller.interactive.custom_step import CustomStep, OrderError
 from titan_rl.controller.interactive.run_view import RunView, actor_table
 from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.loop.interface import HeldOut
+from titan_rl.controller.loop.rollout_queue import decoding_of
 from titan_rl.controller.recovery.checkpointing import SaveError
 from titan_rl.controller.session import Session, one_line
 from titan_rl.data.rows.row_messages import messages
@@ -274,7 +275,7 @@ class LiveSession(RunView):
         tokens = [encode_messages(tokenizer, each, is_plain=isinstance(each, str)) for each in asked]
         if too_long := [number for number, each in enumerate(tokens) if len(each) + room > most]:
             raise ValueError(f"prompt {too_long[0]} and {room} new tokens are more than {most} tokens: shorten it")
-        requests = [Request(each, [seeds.getrandbits(32)], room, heat) for each in tokens]
+        requests = [Request(each, [seeds.getrandbits(32)], room, heat, decoding_of(rollout)) for each in tokens]
         completions = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
         return [read_answer(tokenizer, a.tokens, ended=a.stop_reason == "stop") for [a] in completions]
 

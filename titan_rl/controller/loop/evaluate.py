@@ -2,7 +2,7 @@
 
 from titan_rl.config.sections.schema import RolloutConfig
 from titan_rl.controller.loop.rollout_queue import sampled
-from titan_rl.data.types import Prompt, Sampling
+from titan_rl.data.types import Decoding, Prompt, Sampling
 from titan_rl.environments.registry import correct
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.processes.deadlines import together
@@ -16,7 +16,8 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], rollout: RolloutConfig
 
     Errors: RuntimeError if a prompt leaves no room for an answer, or an answer could not be scored; EveryPromptFails.
     """
-    sampling = Sampling(1, rollout.max_new_tokens, 0.0, meshes.max_tokens, rollout.max_turns)
+    lengths = meshes.max_tokens, rollout.max_turns
+    sampling = Sampling(1, rollout.max_new_tokens, 0.0, *lengths, Decoding(stop=tuple(rollout.stop)))
     dispatcher, retries = meshes.dispatcher, rollout.max_retries
     samples = (sampled(dispatcher.run_group, prompt, sampling, retries, dispatcher.faults) for prompt in prompts)
     groups = await together(samples)

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from titan_rl.algorithms.batches.batching import discard_reason, sample_outcomes
 from titan_rl.algorithms.batches.filters import Selection
-from titan_rl.config.sections.schema import Config
+from titan_rl.config.sections.schema import Config, RolloutConfig
 from titan_rl.controller.loop.admission import Admission
-from titan_rl.data.types import Group, Prompt, Sampling, Status
+from titan_rl.data.types import Decoding, Group, Prompt, Sampling, Status
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.mesh.control.dispatcher import POISON, Dispatcher
 from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures
@@ -94,7 +94,7 @@ class RolloutQueue:
     def _sampling(self) -> Sampling:
         rollout = self.config.rollout
         lengths = rollout.max_new_tokens, rollout.temperature, self.max_tokens, rollout.max_turns
-        return Sampling(rollout.group_size, *lengths)
+        return Sampling(rollout.group_size, *lengths, decoding=decoding_of(rollout))
 
     def restart(self, backlog: deque[Prompt], version: int) -> None:
         """The run goes on at a version: nothing is in flight, and these prompts come first. Settings may be others."""
@@ -261,6 +261,11 @@ async def sampled(
             await asyncio.sleep(_PAUSE_SECONDS * 2**attempt * faults.patience)
         attempt += 1
         on_retry(prompt.id)
+
+
+def decoding_of(rollout: RolloutConfig) -> Decoding:
+    """Decoding settings of a run's training answers."""
+    return Decoding(rollout.top_p, rollout.top_k, rollout.min_p, tuple(rollout.stop))
 
 
 def _only_failure(group: Group, status: Status) -> str:

@@ -15,7 +15,14 @@ from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.sections.schema import ANSWER_REWARDS, MIXTURE, OWN_SCORE, TASKS_OF_OTHERS, Config
+from titan_rl.config.sections.schema import (
+    ANSWER_REWARDS,
+    MIXTURE,
+    OWN_SCORE,
+    TASKS_OF_OTHERS,
+    Config,
+    RolloutConfig,
+)
 from titan_rl.controller.preflight.data_checks import check_settings, load_dataset
 from titan_rl.controller.preflight.device import device_type, is_on_cpu
 from titan_rl.controller.preflight.engine_checks import check_engine
@@ -133,6 +140,20 @@ def _check_adapted_head(checked: Checked) -> None:
         )
 
 
+def _check_decoding(checked: Checked) -> None:
+    """Errors: ConfigError for settings of which the trainer would not have the distribution, or that end nothing."""
+    rollout, needs = checked.config.rollout, checked.algorithm.needs
+    set_keys = [key for key in ("top_p", "top_k", "min_p") if getattr(rollout, key) != getattr(RolloutConfig(), key)]
+    if set_keys and needs.teacher_words:
+        raise ConfigError(
+            f"rollout.{set_keys[0]} = {getattr(rollout, set_keys[0])}: {checked.config.algorithm.name!r} learns a "
+            f"teacher's {needs.teacher_words} likeliest words, of which sampling may leave some out: leave it out, or "
+            f"set algorithm.top_k = 0"
+        )
+    if (size := read_config(checked).vocab_size) <= rollout.top_k:
+        raise ConfigError(f"rollout.top_k = {rollout.top_k}: the model has {size} tokens; give fewer, or 0 for all")
+
+
 def _samples(config: Config) -> bool:
     return not config.data.file
 
@@ -142,6 +163,7 @@ CHECKS = (
     Check("algorithm", _check_algorithm),
     Check("model", lambda c: check_model(c.config, c.family)),
     Check("adapted head", _check_adapted_head),
+    Check("decoding", _check_decoding, needs="model", applies=lambda config: _samples(config)),
     Check("roles", lambda c: check_roles(c.config, c.algorithm, c.family)),
     Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family)),
     Check("judges", lambda c: check_judges(c.config.task, c.config.verifier.score_timeout)),

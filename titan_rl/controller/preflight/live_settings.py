@@ -36,6 +36,7 @@ _EFFECTS: dict[str, Effects] = {
     "implicit_reward.optimizer": _TRAINER,
     "implicit_reward.lr_scheduler": _TRAINER,
     "rollout.temperature": _TRAINER | _SAMPLING,
+    **dict.fromkeys(("rollout.top_p", "rollout.top_k", "rollout.min_p", "rollout.stop"), _SAMPLING),
     "rollout.max_new_tokens": _TRAINER | _SAMPLING,
     "rollout.max_turns": _SAMPLING,
     "rollout.max_staleness": _SAMPLING,

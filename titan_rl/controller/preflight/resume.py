@@ -54,6 +54,7 @@ _RULES = {
     "rollout": _FREE,
     "rollout.max_new_tokens": _WHILE_REDOING,
     "rollout.temperature": _WHILE_REDOING,
+    **dict.fromkeys(("rollout.top_p", "rollout.top_k", "rollout.min_p", "rollout.stop"), _WHILE_REDOING),
     "rollout.share_prefix": _WHILE_REDOING,
     "sft": _WHILE_REDOING,
     "training": _WHILE_REDOING,

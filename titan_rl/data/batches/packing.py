@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from titan_rl.data.batches.prefix_tree import Tree, places, prefix_tree, ranges
+from titan_rl.data.storage.sampling_mask import SamplingMask, joined
 from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Row, Sample, Segment, all_zero, is_model, num_model_tokens
 
 
@@ -163,6 +164,7 @@ class _Trained(NamedTuple):
     source_S: np.ndarray
     target_S: np.ndarray
     logprob_S: np.ndarray
+    mask: SamplingMask | None
 
 
 class _RowBuilder:
@@ -192,8 +194,8 @@ class _RowBuilder:
             place_T = places(ranges(unit.tree, starts, last))  # of each of the sample's tokens but its last
             trained_S = np.flatnonzero(is_model(sample.provenance))
             assert not len(trained_S) or trained_S[0] > 0, "the model wrote a first token with nothing before it"
-            source_S = place_T[trained_S - 1]
-            self.trained.append(_Trained(sample, share, source_S, sample.tokens[trained_S], sample.logprobs[trained_S]))
+            columns = place_T[trained_S - 1], sample.tokens[trained_S], sample.logprobs[trained_S]
+            self.trained.append(_Trained(sample, share, *columns, sample.mask and sample.mask.take(trained_S)))
 
     def _in_rollouts(self) -> list[_Trained]:
         """Those of one rollout together, in the order in which the rollouts began."""
@@ -206,7 +208,7 @@ class _RowBuilder:
         """``split``: numbers of rollouts that are in several rows."""
         if not self.size:
             return dummy_row()
-        samples, shares, source, target, logprob = zip(*self._in_rollouts(), strict=True)
+        samples, shares, source, target, logprob, masks = zip(*self._in_rollouts(), strict=True)
         counts = [len(target_S) for target_S in target]
         advantages = [_checked_advantage(sample, count) for sample, count in zip(samples, counts, strict=True)]
         branches, weights = [share.branch for share in shares], [share.weight for share in shares]
@@ -223,6 +225,7 @@ class _RowBuilder:
             found=_outcomes(samples, shares, counts),
             rollouts=branches,
             split=split.intersection(number for number, _ in branches),
+            mask=joined(masks, counts),
         )
 
 

@@ -19,12 +19,25 @@ import pandas as pd
 from titan_rl.algorithms.batches.batching import step_batches
 from titan_rl.controller.initial_policy import base_model
 from titan_rl.controller.interactive.trainer import token_table
+from titan_rl.controller.loop.rollout_queue import decoding_of
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.controller.wiring import Actors
 from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.seeds import named_seed
-from titan_rl.data.types import Batch, Completion, Group, Layout, Provenance, Request, Sample, Sampling, StepMetrics
+from titan_rl.data.storage.sampling_mask import joined
+from titan_rl.data.types import (
+    Batch,
+    Completion,
+    Decoding,
+    Group,
+    Layout,
+    Provenance,
+    Request,
+    Sample,
+    Sampling,
+    StepMetrics,
+)
 from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.findings import CheckFailed
 from titan_rl.environments.prompts.stream import PromptStream
@@ -67,6 +80,7 @@ def sample_of(prompt: np.ndarray, completion: Completion, prompt_id: str, number
         advantage=0.0,
         prompt_id=prompt_id,
         sample=number,
+        mask=joined([None, completion.mask], [len(prompt), wrote]),
     )
 
 
@@ -145,16 +159,22 @@ class ActorsUnderTest:
         rollout = self.config.rollout
         count = min(rollout.prompts_per_step, _MOST_PROMPTS, max(2, _SAMPLES // rollout.group_size))
         lengths = self.max_new_tokens, rollout.temperature, self.meshes.max_tokens, min(rollout.max_turns, 8)
-        sampling, prompts = Sampling(rollout.group_size, *lengths), list(islice(self.stream, count))
+        sampling = Sampling(rollout.group_size, *lengths, decoding=decoding_of(rollout))
+        prompts = list(islice(self.stream, count))
         return await asyncio.gather(*(self.meshes.dispatcher.run_group(prompt, sampling) for prompt in prompts))
 
-    async def complete(self, tokens: np.ndarray, count: int, most: int, name: str = "") -> list[Completion]:
-        """Answers of an engine to tokens, by ``count`` seeds at the run's temperature; the same ones for a ``name``."""
+    async def complete(
+        self, tokens: np.ndarray, count: int, most: int, name: str = "", decoding: Decoding | None = None
+    ) -> list[Completion]:
+        """Answers of an engine to tokens, by ``count`` seeds at the run's temperature; the same ones for a ``name``.
+        ``decoding``: the run's by default."""
         self._num_requests += not name
         label = name or str(self._num_requests)
         seeds = [named_seed(self.config.run.seed, f"doctor {label}", number) for number in range(count)]
         room = min(most, self.meshes.max_tokens - len(tokens))
-        return await self.meshes.dispatcher.complete(Request(tokens, seeds, room, self.config.rollout.temperature))
+        rollout = self.config.rollout
+        decoding = decoding_of(rollout) if decoding is None else decoding
+        return await self.meshes.dispatcher.complete(Request(tokens, seeds, room, rollout.temperature, decoding))
 
     # the trainer
 

@@ -59,7 +59,9 @@ class ModelResponse:
 
     @property
     def _finish_reason(self) -> str:
-        return "tool_calls" if self.message.calls else self.completion.stop_reason
+        if self.message.calls:
+            return "tool_calls"
+        return "length" if self.completion.stop_reason == "length" else "stop"
 
     def _message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self.message.content or None}

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from titan_rl.data.storage.sampling_mask import SamplingMask, joined
 from titan_rl.data.types import Completion, Message, Prompt, Provenance, Rollout, Status, Turn, content_of
 from titan_rl.environments.interfaces.environment import Reply
 from titan_rl.environments.interfaces.score import Score
@@ -32,7 +33,15 @@ class Episode:
         self.rewards: list[float | None] = []
         self.transcript: list[str] = []
 
-    def _append(self, tokens: np.ndarray, provenance: np.ndarray, logprobs: np.ndarray, versions: np.ndarray) -> None:
+    def _append(
+        self,
+        tokens: np.ndarray,
+        provenance: np.ndarray,
+        logprobs: np.ndarray,
+        versions: np.ndarray,
+        mask: SamplingMask | None = None,
+    ) -> None:
+        self.mask = joined([self.mask, mask], [len(self.tokens), len(tokens)])
         self.tokens = np.concatenate([self.tokens, tokens]).astype(np.int32)
         self.provenance = np.concatenate([self.provenance, provenance]).astype(np.int8)
         self.logprobs = np.concatenate([self.logprobs, logprobs]).astype(np.float32)
@@ -42,6 +51,7 @@ class Episode:
         self.tokens, self.provenance = tokens, provenance
         self.logprobs = np.zeros(len(tokens), np.float32)
         self.versions = np.full(len(tokens), -1, np.int32)
+        self.mask: SamplingMask | None = None
 
     def open(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
         """Add the environment's opening messages. ``tokens``: [T] of the prompt with these messages."""
@@ -52,7 +62,7 @@ class Episode:
         """Append one answer of the model; ``text``: its decoded tokens."""
         start = len(self.tokens)
         origin = np.full(len(completion.tokens), Provenance.MODEL)
-        self._append(completion.tokens, origin, completion.logprobs, completion.versions)
+        self._append(completion.tokens, origin, completion.logprobs, completion.versions, completion.mask)
         self.turns.append(Turn(start, len(self.tokens), completion.stop_reason))
         self.answers.append(text)
         self.transcript.append(text)
@@ -82,7 +92,7 @@ class Episode:
         """Append another conversation of the same rollout as a branch."""
         start = len(self.tokens)
         self.branches = [*(self.branches or [0]), start]
-        self._append(other.tokens, other.provenance, other.logprobs, other.versions)
+        self._append(other.tokens, other.provenance, other.logprobs, other.versions, other.mask)
         self.turns += [replace(turn, start=turn.start + start, stop=turn.stop + start) for turn in other.turns]
         self.rewards += [None] * (len(self.answers) - len(self.rewards)) + other.rewards
         self.answers += other.answers
@@ -128,4 +138,5 @@ class Episode:
             grade=task_score.reward if is_judged and task_score.grade is None else task_score.grade,
             branches=self.branches,
             seat=self.seat,
+            mask=self.mask,
         )

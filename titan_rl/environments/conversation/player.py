@@ -125,7 +125,8 @@ class Player:
         """Generator request for a turn of these samples. ``at_most``: limit of new tokens, below the room left."""
         seeds = [named_seed(self.seed, self.prompt.id, sample, turn) for sample in samples]
         room = min(self.sampling.max_new_tokens, self.sampling.max_tokens - len(tokens))
-        return Request(tokens, seeds, room if at_most is None else min(at_most, room), self.sampling.temperature)
+        room = room if at_most is None else min(at_most, room)
+        return Request(tokens, seeds, room, self.sampling.temperature, self.sampling.decoding)
 
     def read(self, completion: Completion) -> str:
         """Decode an answer, without its end token."""

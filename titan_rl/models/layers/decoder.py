@@ -17,6 +17,7 @@ from torchtitan.models.common.attention import AttentionMasksType
 from torchtitan.models.common.decoder import Decoder, TransformerBlock
 from transformers import PreTrainedConfig
 
+from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.kernels.linear_logprob import linear_logprob
 from titan_rl.models.layers.attention import AttentionPlan
 from titan_rl.models.layers.cpu_products import with_lean_linears
@@ -30,7 +31,7 @@ class Float32Head(Linear):
 
     With targets, it returns their log-probabilities and the entropies, [2, S] in fp32, from logits in tiles; below
     them, if they are asked for, the log-probabilities of ``words_SK`` [K, S], or the ``num_likeliest`` words (as
-    numbers, exact up to 2^24) and their log-probabilities [2K, S].
+    numbers, exact up to 2^24) and their log-probabilities [2K, S]. With a mask, of the distributions that it leaves.
     This is done here since FSDP gathers a module's weight only for the module's own forward.
     """
 
@@ -50,6 +51,7 @@ class Float32Head(Linear):
         entropy_gradient: bool = False,
         words_SK: torch.Tensor | None = None,
         num_likeliest: int = 0,
+        mask: SamplingMask | None = None,
     ) -> torch.Tensor:
         if target_S is None:
             return F.linear(input.float(), self.weight.float())
@@ -66,6 +68,7 @@ class Float32Head(Linear):
             temperature=temperature,
             implementation=implementation,
             expected_grad=expected_grad,
+            mask_SB=None if mask is None else torch.from_numpy(mask.bits()).to(target_S.device),
             **spread,
         )
         tokens, spread = (input, weight, target_S, logprob_S), spread | {"temperature": temperature}

@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 
 from titan_rl.config.io.bounded_files import RefusedFile
 from titan_rl.data.storage.files import replacing, wanting
+from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.storage.tables import check_table
-from titan_rl.data.types import Group, Provenance, Rollout, Status, ToolCall, Turn
+from titan_rl.data.types import Group, Provenance, Rollout, Status, ToolCall, Turn, is_model
 from titan_rl.records.steps.step_names import step_name, steps_of
 
 _CALL = {"name": pa.string(), "arguments": pa.string(), "status": pa.string(), "seconds": pa.float64()}
+_MASK = {"vocabulary": pa.int32(), "data": pa.binary(), "ends": pa.list_(pa.int64())}
 SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
@@ -41,6 +43,7 @@ SCHEMA = pa.schema(
         "task": pa.string(),
         "branches": pa.list_(pa.int32()),
         "seat": pa.string(),
+        "mask": pa.struct(_MASK),
     }
 )
 RATIO = 256
@@ -62,7 +65,18 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         stop_reason=[turn.stop_reason for turn in rollout.turns],
         calls=[[asdict(call) for call in turn.calls] for turn in rollout.turns],
         reward_parts=list(rollout.reward_parts.items()),
+        mask=_mask_row(rollout.mask),
     )
+
+
+def _mask_row(mask: SamplingMask | None) -> dict[str, Any] | None:
+    return None if mask is None else {"vocabulary": mask.vocabulary, "data": mask.data.tobytes(), "ends": mask.ends}
+
+
+def _mask(row: dict[str, Any] | None) -> SamplingMask | None:
+    if row is None:  # runs of before there were any lack the column
+        return None
+    return SamplingMask(row["vocabulary"], np.frombuffer(row["data"], np.uint8), np.asarray(row["ends"], np.int64))
 
 
 def has_rollouts(folder: Path, step: int) -> bool:
@@ -189,6 +203,7 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         branches=row["branches"] or [],
         seat=row["seat"] or "",
         reward_parts=dict(row["reward_parts"]),
+        mask=_mask(row["mask"]),
     )
     return Rollout(**row | converted)
 
@@ -206,6 +221,7 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
     if rollout.status not in get_args(Status) or not set(rollout.provenance.tolist()) <= set(Provenance):
         raise ValueError(f"{name} has a status or a provenance that there is not")
     _check_branches(name, rollout)
+    _check_mask(name, rollout, limits)
     if len(rollout.turn_rewards) not in (0, len(rollout.turns)):
         raise ValueError(f"{name} has {len(rollout.turn_rewards)} rewards of turns and {len(rollout.turns)} turns")
     if not all(0 <= turn.start <= turn.stop <= length for turn in rollout.turns):
@@ -216,6 +232,20 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
     top = limits.vocabulary if limits is not None else 1 << 31
     if not 0 <= int(rollout.tokens.min()) <= int(rollout.tokens.max()) < top:
         raise ValueError(f"{name} has a token outside the model's vocabulary of {top}")
+
+
+def _check_mask(name: str, rollout: Rollout, limits: Limits | None) -> None:
+    """Errors: ValueError."""
+    if (mask := rollout.mask) is None:
+        return
+    if len(mask) != len(rollout.tokens) or limits is not None and mask.vocabulary != limits.vocabulary:
+        raise ValueError(f"{name} has a sampling mask of {len(mask)} tokens of a vocabulary of {mask.vocabulary}")
+    try:
+        mask.check()
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if (place := mask.first_without(rollout.tokens, np.flatnonzero(is_model(rollout.provenance)))) is not None:
+        raise ValueError(f"{name} has a sampling mask that leaves token {place} itself out")
 
 
 def _check_branches(name: str, rollout: Rollout) -> None:

@@ -108,6 +108,7 @@ class ShardedModel:
             "target_S": columns["target_S"],
             "temperature": self.temperature,
             "implementation": self.implementation,
+            "mask": row.mask,
         }
 
     def forward_backward(

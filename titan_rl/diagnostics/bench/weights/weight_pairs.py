@@ -16,6 +16,7 @@ from titan_rl.config.load import load_config
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.batches.packing import pack, token_weights
+from titan_rl.data.storage.sampling_mask import joined
 from titan_rl.data.types import Batch, Completion, Provenance, Sample, StepMetrics
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints
@@ -148,7 +149,8 @@ def batch_of(groups: Iterable[Answered], titan: TitanConfig, random: np.random.G
         )
         logprobs = np.concatenate([np.zeros(len(prompt), np.float32), completion.logprobs])
         advantage = 0.0 if random is None else float(random.normal())
-        return Sample(np.concatenate([prompt, completion.tokens]), provenance, logprobs, advantage)
+        mask = joined([None, completion.mask], [len(prompt), len(completion.tokens)])
+        return Sample(np.concatenate([prompt, completion.tokens]), provenance, logprobs, advantage, mask=mask)
 
     return pack(
         [[sample(prompt, completion) for completion in completions] for prompt, completions in groups],

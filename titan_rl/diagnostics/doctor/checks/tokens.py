@@ -3,8 +3,9 @@
 import numpy as np
 
 from titan_rl.config.model_directory.directory import stop_token_ids
+from titan_rl.controller.loop.rollout_queue import decoding_of
 from titan_rl.controller.preflight.checks import tokenizer_of
-from titan_rl.data.types import Batch, Group, Provenance, Rollout
+from titan_rl.data.types import Batch, Decoding, Group, Provenance, Rollout, is_model
 from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import sample_of
 from titan_rl.diagnostics.doctor.context import CheckContext
@@ -123,6 +124,61 @@ def _check_rows(groups: list[Group], batch: Batch) -> None:
                 f"{key[0]} sample {key[1]}: the model wrote {_short(expected)}, trained are {_short(targets[key])}"
             )
             raise CheckFailed("the packed rows train other tokens than the model wrote", evidence)
+
+
+# the sampling mask
+
+_PLAIN_SEEDS, _PLAIN_TOKENS = 8, 16
+
+
+async def sampling_mask(context: CheckContext) -> str:
+    """Masks are what the settings say, and with them, as without any, trainer and generator agree."""
+    decoding, groups = decoding_of(context.checked.config.rollout), await context.groups()
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    for rollout in rollouts:
+        check_mask(rollout, decoding)
+    if not decoding.truncates:
+        return "none: tokens are sampled from the whole vocabulary"
+    await _check_unmasked(context, rollouts[0])
+    try:
+        compare((await context.reading()).tokens, context.limits, "the tokens that were sampled")
+    except CheckFailed as error:
+        fault = "a sampling mask has not the tokens that were sampled from: without one both sides agree"
+        raise CheckFailed(fault, error.evidence) from None
+    masks = [rollout.mask for rollout in rollouts if rollout.mask is not None]
+    kept = [mask.num_kept[is_model(r.provenance)] for mask, r in zip(masks, rollouts, strict=True)]
+    return f"{len(np.concatenate(kept))} tokens, sampled from {np.concatenate(kept).mean():.1f} on average"
+
+
+async def _check_unmasked(context: CheckContext, rollout: Rollout) -> None:
+    """Errors: CheckSkipped if both sides disagree about answers from the whole vocabulary, too."""
+    actors, prompt = context.actors, rollout.tokens[: rollout.turns[0].start]
+    answers = await actors.complete(prompt, _PLAIN_SEEDS, _PLAIN_TOKENS, decoding=Decoding())
+    samples = [sample_of(prompt, answer, "doctor/unmasked", number) for number, answer in enumerate(answers)]
+    reading = await actors.read(actors.batch_of_samples([samples]))
+    try:
+        compare(reading.tokens, context.limits, "tokens of the whole vocabulary")
+    except CheckFailed as error:
+        raise CheckSkipped(f"without a mask they disagree, too: {error.evidence}") from None
+
+
+def check_mask(rollout: Rollout, decoding: Decoding) -> None:
+    """Check of a rollout's mask by itself.
+
+    Errors: CheckFailed for one that is missing or too many, is of other tokens, or leaves its own token out.
+    """
+    whose, wrote = f"{rollout.prompt_id} sample {rollout.sample}", np.flatnonzero(is_model(rollout.provenance))
+    if (mask := rollout.mask) is None or not decoding.truncates:
+        if (mask is not None) != decoding.truncates:
+            what = "no sampling mask" if mask is None else "a sampling mask, and nothing is cut away"
+            raise CheckFailed("sampling masks are not where they should be", f"{whose} has {what}")
+        return
+    if len(mask) != len(rollout.tokens):
+        raise CheckFailed("a sampling mask is of other tokens", f"{whose}: {len(mask)} and {len(rollout.tokens)}")
+    if (place := mask.first_without(rollout.tokens, wrote)) is not None:
+        kept = _short(mask.kept(place).tolist())
+        evidence = f"token {place} of {whose} (id {rollout.tokens[place]}) was sampled from {kept}, as its mask says"
+        raise CheckFailed("a sampling mask leaves its own token out: is it another token's?", evidence)
 
 
 # agreement

@@ -1,0 +1,81 @@
+"""What real engines cut away from a distribution and stop at, and that the trainer has the same log-probabilities."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from started_meshes import meshes_of, worst_difference
+
+from titan_rl.data.text.tokenizer import read_tokenizer
+from titan_rl.data.types import Completion, Decoding, Request
+from titan_rl.models.builtin.tiny import make_tiny
+
+PROMPT = np.arange(10, 40, dtype=np.int32)
+CUT = {
+    "none": Decoding(),
+    "top-p": Decoding(top_p=0.9),
+    "top-k": Decoding(top_k=50),
+    "min-p": Decoding(min_p=0.05),
+    "all": Decoding(top_p=0.8, top_k=20, min_p=0.1),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
+    """By each decoding, of a model that is sharp enough to be cut: completions, and the worst difference of a token's
+    log-probability between trainer and generator; those at once are sampled in one batch of an engine."""
+    folder = tmp_path_factory.mktemp("decoding")
+    make_tiny(folder / "model", seed=1, architecture="qwen3", num_layers=2, tie_word_embeddings=False)
+
+    async def run():
+        async with meshes_of(str(folder / "model"), folder, rollout={"temperature": 0.2}) as meshes:
+            await meshes.trainer.begin_at(0)
+            await meshes.weights.stage(0)
+            await meshes.weights.announce(0)
+            leader, found = meshes.generators.replicas[0].leader, {}
+
+            async def ask(decoding: Decoding, temperature: float = 0.2) -> list[Completion]:
+                return await leader.generate.call_one(Request(PROMPT, [1, 2, 3, 4], 24, temperature, decoding))
+
+            all_answers = await asyncio.gather(*map(ask, CUT.values()))
+            for name, completions in zip(CUT, all_answers, strict=True):
+                found[name] = completions, await worst_difference(meshes, (PROMPT, completions))
+            found["greedy"] = await ask(CUT["top-p"], 0.0), 0.0
+            text = read_tokenizer(folder / "model").decode(found["none"][0][0].tokens[3:6])
+            found["stop"] = await ask(Decoding(stop=(text,))), 0.0
+            return found
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_trainer_and_generator_agree_about_each_token(answers, name):
+    completions, worst = answers[name]
+    print(f"worst ratio of {name}: {np.exp(worst):.8f}")
+    assert worst < 1e-5
+    assert (completions[0].mask is None) == (name == "none")
+
+
+@pytest.mark.parametrize("name", [name for name in CUT if name != "none"])
+def test_a_mask_has_the_token_and_is_what_the_setting_says(answers, name):
+    decoding, vocabulary = CUT[name], answers[name][0][0].mask.vocabulary
+    counts = np.concatenate([completion.mask.num_kept for completion in answers[name][0]])
+    for completion in answers[name][0]:
+        completion.mask.check()
+        assert len(completion.mask) == len(completion.tokens)
+        assert completion.mask.first_without(completion.tokens, np.arange(len(completion.tokens))) is None
+    assert counts.min() < vocabulary and counts.max() <= (decoding.top_k or vocabulary), "ties are unlikely"
+    if decoding.top_k and decoding.top_p == 1:
+        assert (counts == decoding.top_k).all()
+
+
+def test_greedy_answers_have_no_mask(answers):
+    assert {completion.mask for completion in answers["greedy"][0]} == {None}
+
+
+def test_an_answer_ends_with_its_stop_string_as_it_was_sampled(answers):
+    """Cut behind the token that completes the text; the text is in the answer, and no end token."""
+    whole, stopped = answers["none"][0][0], answers["stop"][0][0]
+    assert stopped.stop_reason == "stop_string" and 0 < len(stopped.tokens) <= 6
+    assert np.array_equal(stopped.tokens, whole.tokens[: len(stopped.tokens)])
+    np.testing.assert_allclose(stopped.logprobs, whole.logprobs[: len(stopped.tokens)], atol=1e-5)

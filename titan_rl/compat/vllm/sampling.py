@@ -1,0 +1,92 @@
+"""vLLM's sampler: the tokens that each token was sampled from, and texts that end an answer.
+
+Model Runner V2, which vLLM has for GPUs, returns such masks itself. On a CPU they are read off the processed
+log-probabilities, where what was cut away is -inf.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.outputs import ModelRunnerOutput, SamplingMaskLists
+from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from titan_rl.compat.reach import VLLM, Reach
+
+_SAMPLER = "vllm.v1.sample"
+REACHES = (
+    Reach("vllm.v1.core.sched.scheduler:Scheduler.return_sampling_mask", "hand on what each token was sampled from"),
+    Reach("vllm.v1.worker.gpu.sample.sampler:Sampler.return_sampling_mask", "have a GPU's sampler return it"),
+    Reach("vllm.v1.outputs:ModelRunnerOutput.sampling_masks", "return what each token was sampled from on a CPU"),
+    Reach("vllm.v1.outputs:SamplingMaskLists.to_nested_list", "keep it as arrays"),
+    Reach("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sampler", "find the sampler"),
+    Reach("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens", "return masks with a CPU's tokens"),
+    Reach(f"{_SAMPLER}.sampler:Sampler.topk_topp_sampler", "read off what a CPU's sampler has cut away"),
+    Reach(f"{_SAMPLER}.ops.topk_topp_sampler:TopKTopPSampler.forward", "read off what a CPU's sampler has cut away"),
+    Reach("vllm.v1.engine.output_processor:OutputProcessor.tokenizer", "find texts that end an answer"),
+)
+VLLM.require(REACHES)
+
+
+def keep_masks(scheduler: Scheduler, runner: Any) -> None:
+    """Return, from now on, with each token of a request the ids that it was sampled from; none for all of them.
+
+    vLLM's own setting would refuse greedy requests, and top-p without top-k. ``runner``: a worker's model runner.
+    Errors: RuntimeError for the older model runner on a GPU.
+    """
+    if scheduler.return_sampling_mask:
+        return
+    if isinstance(runner.sampler, SamplerV2):
+        runner.sampler.return_sampling_mask = True
+    elif runner.device.type == "cpu":
+        _CpuMasks(runner)
+    else:
+        raise RuntimeError("vLLM returns no sampling masks with VLLM_USE_V2_MODEL_RUNNER=0 on a GPU: unset that")
+    SamplingMaskLists.to_nested_list = _arrays  # pyright: ignore[reportAttributeAccessIssue]  # lists take ten times it
+    scheduler.return_sampling_mask = True
+
+
+def _arrays(masks: SamplingMaskLists) -> list[np.ndarray]:
+    if masks.offsets is None:
+        return [masks.token_ids]
+    return np.split(masks.token_ids, masks.offsets[1:-1])
+
+
+class _CpuMasks:
+    """Recorder of what each step's sampler left, in the form that vLLM's scheduler hands on."""
+
+    def __init__(self, runner: GPUModelRunner):
+        self._sampler = runner.sampler.topk_topp_sampler
+        self._sample, self._cut = runner.sample_tokens, self._sampler.forward
+        self._masks: SamplingMaskLists | None = None
+        self._sampler.forward = self._forward
+        runner.sample_tokens = self._sample_tokens  # pyright: ignore[reportAttributeAccessIssue]  # it is called by name
+
+    def _forward(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        sampled, logprob_NV = self._cut(*arguments)
+        assert logprob_NV is not None, "the engine returns processed log-probabilities"
+        self._masks = masks_of(logprob_NV)
+        return sampled, logprob_NV
+
+    def _sample_tokens(self, *arguments: Any) -> Any:
+        self._masks = None  # where all are greedy nothing is cut
+        output = self._sample(*arguments)
+        if isinstance(output, ModelRunnerOutput):
+            output.sampling_masks = self._masks
+        return output
+
+
+def masks_of(logprob_NV: torch.Tensor) -> SamplingMaskLists:
+    """Ids of each of N requests whose log-probability is finite; none where all V are."""
+    is_kept_NV = logprob_NV > -torch.inf
+    is_kept_NV &= ~is_kept_NV.all(dim=1, keepdim=True)
+    offsets = np.concatenate([[0], is_kept_NV.sum(dim=1).cumsum(0).numpy()])
+    return SamplingMaskLists(is_kept_NV.nonzero()[:, 1].to(torch.int32).numpy(), offsets)
+
+
+def give_tokenizer(engine: LLMEngine, tokenizer: Any) -> None:
+    """Let an engine without a tokenizer read the answers of requests with stop strings."""
+    engine.output_processor.tokenizer = tokenizer
