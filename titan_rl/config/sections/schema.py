@@ -17,6 +17,7 @@ from titan_rl.config.sections.role_sections import (
     RewardModelConfig,
     TeacherConfig,
 )
+from titan_rl.config.sections.suites import PRESETS
 
 TITAN_SECTIONS = (
     "training",
@@ -54,7 +55,7 @@ class ModelConfig:
     """What a chat template that writes the date is told, so that a run's prompts do not follow the clock."""
 
 
-TASKS_OF_FILES = ("jsonl", "code", "math", "nemo_gym")
+TASKS_OF_FILES = ("jsonl", "code", "math", "nemo_gym", *PRESETS)
 """Tasks whose prompts are rows of ``task.options.file``."""
 OWN_SCORE = "task"
 """The task's own score, among ``task.rewards`` and as ``eval.grader``."""
@@ -72,7 +73,8 @@ TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium", "verifiers")
 class TaskConfig:
     name: str = "gcd"
     """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, or a reasoning-gym family), ``jsonl``, ``code`` or
-    ``math`` for a data file, ``openenv``, ``nemo_gym``, ``verifiers`` or ``gymnasium`` for other people's
+    ``math`` for a data file, a public set (``gsm8k``, ``math500``, ``aime``, ``mmlu_pro``, ``ifeval``, ``humaneval``,
+    ``mbpp``) for its rows, ``openenv``, ``nemo_gym``, ``verifiers`` or ``gymnasium`` for other people's
     environments, ``mixture`` for several tasks, or ``pkg.module:name``."""
     style: Style = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
@@ -256,6 +258,8 @@ class EvalConfig:
     reward, or ``task`` for the task's own score beside a reward of yours; empty: none (``titan-rl hack-check``)."""
     prompts: Count = 256
     """Held-out prompts, never trained on, answered greedily, or held-out rows of ``[data]``; a file may have fewer."""
+    suites: list[dict[str, Any]] = field(default_factory=list)
+    """``[[eval.suites]]``: public sets and other tasks, asked at every evaluation (config/sections/suites.py)."""
 
 
 @dataclass(kw_only=True)

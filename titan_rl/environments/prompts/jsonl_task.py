@@ -64,8 +64,7 @@ class ListedTask(Task):
         rows = self._split.held_out if stream == HELD_OUT else self._split.train
         epoch, place = divmod(index, len(rows))
         row = rows[epoch_order(len(rows), stream, seed, epoch)[place]]
-        entry = {"row": row.columns, "place": row.place}
-        return Prompt(f"{stream}/{index:07d}", row.text, row.answer or "", entry)
+        return _prompt(f"{stream}/{index:07d}", row)
 
     def is_held_out(self, prompt: Prompt) -> bool:
         return key(prompt.text) in self._split.held_out_keys
@@ -103,6 +102,11 @@ class RowsTask(ListedTask):
             return split_by_file(rows, self._read("held_out_file", options.held_out_file), _SECTION)
         return split_by_share(rows, options.held_out_share, _SECTION)
 
+    def every_prompt(self) -> list[Prompt]:
+        """Prompts of all rows of ``file``, in order. Errors: ConfigError."""
+        rows = self._read("file", self.options.file)
+        return [_prompt(f"{HELD_OUT}/{number:07d}", row) for number, row in enumerate(rows)]
+
     def _read(self, option: str, name: str) -> list[DataRow]:
         rows = read_rows(find_file(f"{_SECTION}.{option}", name, self.folders))
         for row in rows:
@@ -132,6 +136,11 @@ class RowsTask(ListedTask):
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         return {"exact": float(answers[-1].strip() == prompt.answer.strip())}
+
+
+def _prompt(name: str, row: DataRow) -> Prompt:
+    """Prompt of a row, which it carries."""
+    return Prompt(name, row.text, row.answer or "", {"row": row.columns, "place": row.place})
 
 
 def _options(task: TaskConfig, kind: type[RowsOptions]) -> RowsOptions:
