@@ -328,7 +328,7 @@ class Session:
         )
         return Controller(
             *(config, self.checked.algorithm, self.titan.layout, self.run_dir),
-            *(self.checked.held_out, self.stop_request, parts),
+            *(self.checked.held_out, self.checked.suites, self.stop_request, parts),
         )
 
     def _common(self, meshes: Meshes) -> tuple[Reporter, Checkpointing, NonfiniteBatches]:

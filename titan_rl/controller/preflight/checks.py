@@ -16,7 +16,7 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import MIXTURE, OWN_SCORE, TASKS_OF_OTHERS, Config
-from titan_rl.controller.preflight.data_checks import check_settings, load_dataset
+from titan_rl.controller.preflight.data_checks import check_settings, load_dataset, load_suites
 from titan_rl.controller.preflight.device import device_type, is_on_cpu
 from titan_rl.controller.preflight.engine_checks import check_engine
 from titan_rl.controller.preflight.host_checks import check_hosts
@@ -39,6 +39,7 @@ from titan_rl.environments.rollout.prompt_checks import (
     check_seats,
     training_prompts,
 )
+from titan_rl.environments.rollout.suites import Suite
 from titan_rl.environments.sandbox.remote import check_server
 from titan_rl.environments.scoring.grading import check_grader
 from titan_rl.mesh.channel.transports import has_ibverbs
@@ -74,6 +75,8 @@ class Checked:
     held_out: list[Prompt]
     dataset: Dataset | None = None
     """What a run without a generator learns from."""
+    suites: tuple[Suite, ...] = ()
+    """Of ``eval.suites``, with their questions."""
     host_launcher: HostLauncher | None = None
     """Of hosts of other machines; None: the run is on this one."""
 
@@ -151,6 +154,7 @@ CHECKS = (
     Check("trackers", lambda c: check_trackers(c.config.metrics)),
     Check("dataset", lambda c: with_dataset(c), needs="model", applies=lambda config: not _samples(config)),
     Check("prompts", lambda c: check_prompts(c), needs="model", applies=_samples),
+    Check("suites", lambda c: with_suites(c), needs="model", applies=lambda config: bool(config.eval.suites)),
     Check(
         "grader",
         lambda c: check_grader(c.config.task, c.config.eval.grader, c.config.run.plugin_path),
@@ -216,6 +220,15 @@ def with_dataset(checked: Checked) -> Checked:
     if largest >= hf.vocab_size:
         _check_ids(checked, largest)
     return replace(checked, dataset=dataset)
+
+
+def with_suites(checked: Checked) -> Checked:
+    """Errors: ConfigError for a suite, or a row of one, that the model cannot be asked."""
+    limits = dict(seq_len=checked.titan.training.seq_len, positions=num_positions(read_config(checked)))
+    config = checked.config
+    with checking():
+        suites = load_suites(config, tokenizer_of(config), stops_of(config), **limits)
+    return replace(checked, suites=tuple(suites))
 
 
 def read_config(checked: Checked) -> PreTrainedConfig:

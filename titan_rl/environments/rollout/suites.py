@@ -40,6 +40,11 @@ class Suite:
     def setting(self) -> str:
         return setting_of(self.config)
 
+    def max_new_tokens(self, default: int) -> int:
+        """Longest answer. ``default``: of a task that is no public set."""
+        preset = None if self.config.task else PRESETS[self.config.suite or self.config.name]
+        return self.config.max_new_tokens or (preset.max_new_tokens if preset else default)
+
     @property
     def has_votes(self) -> bool:
         """Whether its answers have a final answer, to count for a majority."""

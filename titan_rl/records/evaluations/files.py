@@ -1,6 +1,7 @@
 """Files of an evaluation: for each suite a JSON of its estimates and a Parquet of every answer."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ SCHEMA = pa.schema(
 )
 
 
-def write_results(folder: Path, results: list[SuiteResult]) -> None:
+def write_results(folder: Path, results: Sequence[SuiteResult]) -> None:
     """Write all suites' files into a folder, which is made. Errors: DiskFull; OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for result in results:

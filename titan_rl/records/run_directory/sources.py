@@ -10,6 +10,7 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import TASKS_OF_FILES, Config
 from titan_rl.data.rows.row_files import data_files, find_file
 from titan_rl.data.storage.files import replace_text, sampled_checksum
+from titan_rl.environments.rollout.suites import data_files_of
 from titan_rl.records.run_directory.rundir import RunDir
 
 Sources = dict[str, dict[str, str]]
@@ -36,6 +37,8 @@ def find_sources(config: Config) -> Sources:
         if name := task.options.get(option):
             setting = f"{place}.options.{option}"
             sources[setting] = {"rows": sampled_checksum(find_file(setting, name, config.run.plugin_path))}
+    for setting, name in data_files_of(config).items():
+        sources[setting] = {"rows": sampled_checksum(find_file(setting, name, config.run.plugin_path))}
     for option in _DATA_OPTIONS:
         if (name := getattr(config.data, option)) not in ("", "task"):
             setting = f"data.{option}"
