@@ -67,8 +67,8 @@ def first_word_of_paragraph(text: str, num_paragraphs: int, nth_paragraph: int, 
     paragraphs = [part.strip() for part in text.split("\n\n") if part.strip()]
     if len(paragraphs) != num_paragraphs or not 1 <= nth_paragraph <= num_paragraphs:
         return False
-    word = re.match(r"[\"']*(\w+)", paragraphs[nth_paragraph - 1])
-    return word is not None and word[1].lower() == first_word.lower()
+    word = paragraphs[nth_paragraph - 1].split()[0].lstrip("'").lstrip('"')
+    return re.split(r"[.,?!'\"]", word)[0].lower() == first_word.lower()
 
 
 def has_no_comma(text: str) -> bool:
@@ -91,9 +91,9 @@ def bullet_count(text: str, num_bullets: int) -> bool:
 
 
 def highlight_count(text: str, num_highlights: int) -> bool:
-    """Sections between asterisks, single or double ones."""
-    found = re.findall(r"\*\*[^\n*]+\*\*|\*[^\n*]+\*", text)
-    return sum(bool(section.strip("* ")) for section in found) >= num_highlights
+    """Sections between asterisks; single and double ones are looked for one after the other."""
+    found = re.findall(r"\*[^\n*]*\*", text) + re.findall(r"\*\*[^\n*]*\*\*", text)
+    return sum(bool(section.strip("*").strip()) for section in found) >= num_highlights
 
 
 def section_count(text: str, section_spliter: str, num_sections: int) -> bool:

@@ -16,7 +16,6 @@ from titan_rl.environments.tasks.suites.base import SuiteOptions, SuiteTask, tex
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
-_IGNORED = re.compile(r"[,$]|\.$")
 Rule = Literal["strict", "flexible"]
 
 
@@ -74,4 +73,4 @@ _RULES = {"strict": read_strict, "flexible": read_flexible}
 
 def _plain(number: str) -> str | None:
     """Number without the signs that do not count; None if nothing is left."""
-    return _IGNORED.sub("", number) or None
+    return number.replace(",", "").replace("$", "").removesuffix(".") or None
