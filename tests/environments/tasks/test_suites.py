@@ -322,7 +322,7 @@ ROWS = [
     ("humaneval", HUMANEVAL | {"entry_point": "other"}, "correct the row"),
     ("humaneval", HUMANEVAL | {"test": "def check(candidate):\n  assert ("}, "its tests are no Python"),
     ("mbpp", MBPP | {"test_list": []}, "give a list of assertions"),
-    ("math500", MATH | {"answer": "\\frac{"}, "cannot be read as mathematics"),
+    ("math500", MATH | {"answer": True}, "give text"),
 ]
 
 

@@ -351,5 +351,10 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     titan: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def has_generators(self) -> bool:
+        """Whether answers are sampled: to learn from, or in a run on data for its suites."""
+        return not self.data.file or bool(self.eval.suites)
+
 
 OUR_SECTIONS = tuple(f.name for f in fields(Config) if f.name != "titan")

@@ -224,6 +224,11 @@ def with_dataset(checked: Checked) -> Checked:
 
 def with_suites(checked: Checked) -> Checked:
     """Errors: ConfigError for a suite, or a row of one, that the model cannot be asked."""
+    if checked.algorithm.head != "vocabulary":
+        raise ConfigError(
+            f"eval.suites ask a model that writes, and algorithm.name = {checked.config.algorithm.name!r} trains one "
+            f"that does not: leave them out"
+        )
     limits = dict(seq_len=checked.titan.training.seq_len, positions=num_positions(read_config(checked)))
     config = checked.config
     with checking():
@@ -341,7 +346,7 @@ def check_model(config: Config, family: Family | None = None) -> None:
         check_lora(hf, config, titan, family)
     elif [group.pattern for group in titan.optimizer.param_groups] != [".*"]:
         check_patterns(titan.optimizer.param_groups, parameter_names(spec_of(hf, "", family)))
-    if not config.data.file:
+    if config.has_generators:
         check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=on_cpu)
         check_engine(for_device(config, on_cpu=on_cpu), hf, titan.training.seq_len, on_cpu=on_cpu)
 
