@@ -155,13 +155,29 @@ def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
     overrides.setdefault("model", {})["path"] = options.dir
     if options.task:
         overrides.setdefault("task", {})["name"] = options.task
-    if options.suite:
-        from titan_rl.diagnostics.evaluation import evaluate
+    suites, toml = options.suite, options.config or options.file
+    if not suites:
+        suites = load_config(toml, overrides).eval.suites
+        _check_without_suite(options, has_suites=bool(suites))
+        accuracy = evaluate_directory(toml, overrides)
+        say(f"held-out accuracy of {options.dir} on {load_config(toml, overrides).task.name}: {accuracy}")
+    if not suites:
+        return 0
+    from titan_rl.diagnostics.evaluation import evaluate
 
-        return evaluate(options, overrides)
-    accuracy = evaluate_directory(options.file, overrides)
-    say(f"held-out accuracy of {options.dir} on {load_config(options.file, overrides).task.name}: {accuracy}")
-    return 0
+    return evaluate(options, overrides)
+
+
+def _check_without_suite(options: argparse.Namespace, *, has_suites: bool) -> None:
+    """Errors: ConfigError for arguments of suites where there is none."""
+    of_suites = ("k", "samples", "temperature", "max_new_tokens", "prompts", "out")
+    given = next((name for name in of_suites if getattr(options, name) is not None), "json" if options.json else None)
+    if given is not None and not has_suites:
+        raise ConfigError(
+            f"--{given.replace('_', '-')} is of suites: give --suite NAME, or a TOML with [[eval.suites]]"
+        )
+    if options.config and options.file:
+        raise ConfigError(f"{options.config} and {options.file}: an evaluation has one TOML; give one of them")
 
 
 def _model(options: argparse.Namespace, overrides: dict) -> int:

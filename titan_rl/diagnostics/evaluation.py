@@ -14,7 +14,7 @@ from typing import Any
 
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.sections.schema import AlgorithmConfig, Config, DataConfig, SFTConfig, TaskConfig
+from titan_rl.config.sections.schema import Config, TaskConfig
 from titan_rl.controller.preflight.checks import Checked, check, read_config, resolve, tokenizer_of
 from titan_rl.controller.preflight.data_checks import longest_prompt
 from titan_rl.controller.wiring import Actors
@@ -29,7 +29,7 @@ from titan_rl.records.run_directory.path_checks import check_no_modules, check_p
 from titan_rl.records.run_directory.rundir import package_versions
 from titan_rl.records.run_directory.sources import find_sources
 
-_OF_SUITES = ("file", "prompts", "k", "samples", "temperature", "max_new_tokens")
+OF_SUITES = ("file", "prompts", "k", "samples", "temperature", "max_new_tokens")
 """Arguments that are a suite's own keys."""
 
 
@@ -62,15 +62,23 @@ def checked_suites(options: argparse.Namespace, overrides: dict[str, dict[str, A
         raise ConfigError("eval needs a model: give its Hugging Face directory")
     home = Path(config.model.path)
     check_no_modules(home.parent if (home.parent / "config.json").is_file() else home)  # a run directory holds models
-    if config.data.file:  # of a run on data no more than the model, its engines and the suites
-        empty = dict(data=DataConfig(), algorithm=AlgorithmConfig(), sft=SFTConfig())
-        config = replace(config, task=TaskConfig(style=config.task.style), **empty)
     chooses_style = toml is None and "style" not in overrides.get("task", {})
     suites = _suites(options, config.eval.suites, style=_style(config) if chooses_style else None)
-    config = replace(config, eval=replace(config.eval, suites=suites, grader=""))
+    config = _without_training(config, suites)
     if toml is None and "seq_len" not in overrides.get("training", {}):
         config = _long_enough(config)
     return check(config, keys=())
+
+
+def _without_training(config: Config, suites: list[dict[str, Any]]) -> Config:
+    """Model, engines and verifiers of a run, with suites in the place of its task."""
+    task = config.task
+    return Config(
+        **{name: getattr(config, name) for name in ("run", "model", "rollout", "generator", "verifier", "mesh")},
+        task=TaskConfig(style=task.style, keep_special=task.keep_special, sandbox=task.sandbox),
+        eval=replace(config.eval, suites=suites, grader=""),
+        titan={name: table for name, table in config.titan.items() if name == "training"},
+    )
 
 
 def _suites(options: argparse.Namespace, tables: Sequence[dict[str, Any]], style: str | None) -> list[dict[str, Any]]:
@@ -79,7 +87,7 @@ def _suites(options: argparse.Namespace, tables: Sequence[dict[str, Any]], style
     names = options.suite or list(known)
     if len(names) > 1 and options.file and options.file != toml_of(options):
         raise ConfigError(f"--file {options.file}: of several suites each has its own: give them as [[eval.suites]]")
-    given = {key: getattr(options, key) for key in _OF_SUITES if getattr(options, key) is not None}
+    given = {key: getattr(options, key) for key in OF_SUITES if getattr(options, key) is not None}
     if given.get("file") == toml_of(options):
         given.pop("file", None)
     styled = {} if style is None else {"style": style}

@@ -10,6 +10,7 @@ from functools import partial
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS, TaskConfig
+from titan_rl.config.sections.suites import PRESETS
 from titan_rl.environments.interfaces.task import Task, correct
 from titan_rl.environments.prompts.jsonl_task import RowsTask
 from titan_rl.environments.rewards.functions import with_rewards
@@ -114,7 +115,10 @@ _DESCRIBED = (
     "jsonl  (rows of a file of your own: task.options.file)",
     "code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)",
     "math  (rows of your own, whose answers are mathematics: what equals the expected one is right)",
-    "gsm8k, math500, aime, mmlu_pro, ifeval, humaneval, mbpp  (a public set's rows: task.options.file, in its schema)",
+    *(
+        f"{name}  (rows as {preset.hub.partition(':')[0]} has them: task.options.file)"
+        for name, preset in PRESETS.items()
+    ),
     "mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)",
     "openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)",
     "nemo_gym  (rows, tools and rewards of a NeMo Gym resources server: task.options.url, file)",

@@ -52,10 +52,12 @@ def load_suites(
         longest = longest_prompt(suite, tokenizer)
         answer, room = suite.max_new_tokens(config.rollout.max_new_tokens), min(seq_len, positions)
         if longest + answer > room:
+            limit, mend = f"training.seq_len is {seq_len}", "raise that, or "
+            if positions <= seq_len:
+                limit, mend = f"the model has {positions} positions", ""
             raise ConfigError(
                 f"{suite.setting}: its longest question has {longest} tokens and an answer up to {answer}, and "
-                f"training.seq_len = {seq_len} and the model's {positions} positions leave {room}: raise "
-                f"training.seq_len, or set {suite.setting}.max_new_tokens lower"
+                f"{limit}: {mend}set {suite.setting}.max_new_tokens lower"
             )
     return suites
 

@@ -124,7 +124,7 @@ def _suite_config(number: int, table: Mapping[str, Any]) -> SuiteConfig:
         )
     if not config.task and preset not in PRESETS:
         raise ConfigError(
-            f"{setting}: the set {preset!r} is unknown: {nearest(preset, PRESETS)}; or give task = {{...}}"
+            f"{setting} has no task = {{...}}, and the set {preset!r} is unknown: {nearest(preset, PRESETS)}"
         )
     return config
 
@@ -132,14 +132,16 @@ def _suite_config(number: int, table: Mapping[str, Any]) -> SuiteConfig:
 def suite_task(config: SuiteConfig, run: TaskConfig) -> TaskConfig:
     """Task of a suite. ``run``: the run's, for what a suite leaves out. Errors: ConfigError."""
     setting = setting_of(config)
-    values = dict(style=config.style or run.style, system_prompt=config.system_prompt)
+    style, system_prompt = config.style or run.style, config.system_prompt
     if config.task:
-        task = build_section(TaskConfig, values | config.task, f"{setting}.task")
+        inherited = {"style": style, "system_prompt": system_prompt}
+        task = build_section(TaskConfig, inherited | config.task, f"{setting}.task")
         if task.name == MIXTURE or "name" not in config.task:
             raise ConfigError(f"{setting}.task.name: name one task; several are several suites")
     else:
         options = {"file": _file_of(config), **config.options}
-        task = TaskConfig(name=config.suite or config.name, options=options, **values)
+        name = config.suite or config.name
+        task = TaskConfig(name=name, options=options, style=style, system_prompt=system_prompt)
     if task.sandbox or task.keep_special:
         raise ConfigError(f"{setting}.task: sandbox and keep_special are the run's: set them in [task]")
     if task.system_prompt and task.style != "chat":
@@ -200,7 +202,7 @@ class TaskWithSuites(TaskWrapper):
 
     @property
     def parts(self) -> Mapping[str, Task]:
-        return (self.task.parts or {"": self.task}) | dict(self.suites)
+        return {**(self.task.parts or {"": self.task}), **self.suites}
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         return self.suites.get(prompt.task, self.task).score(prompt, answers)

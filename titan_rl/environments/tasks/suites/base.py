@@ -29,7 +29,6 @@ class SuiteTask(RowsTask):
     """Task of a public set's rows. Errors: as RowsTask; ConfigError with a reward of the user's own."""
 
     OPTIONS = SuiteOptions
-    options: SuiteOptions
     INSTRUCTION = ""
     VOTES = True
     """Whether answers have a final answer, to count for a majority."""
@@ -70,6 +69,7 @@ class SuiteTask(RowsTask):
 
     def _asked(self, question: str) -> str:
         """Question with the instruction."""
+        assert isinstance(self.options, SuiteOptions), "a set's options are these, or more"
         given = self.options.instruction
         instruction = self.INSTRUCTION if given is None else given
         return f"{question}\n\n{instruction}" if instruction else question
