@@ -115,10 +115,7 @@ _DESCRIBED = (
     "jsonl  (rows of a file of your own: task.options.file)",
     "code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)",
     "math  (rows of your own, whose answers are mathematics: what equals the expected one is right)",
-    *(
-        f"{name}  (rows as {preset.hub.partition(':')[0]} has them: task.options.file)"
-        for name, preset in PRESETS.items()
-    ),
+    *(f"{name}  (rows as {preset.data_set} has them: task.options.file)" for name, preset in PRESETS.items()),
     "mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)",
     "openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)",
     "nemo_gym  (rows, tools and rewards of a NeMo Gym resources server: task.options.url, file)",

@@ -55,6 +55,10 @@ class Preset(NamedTuple):
     """Data set, configuration and split of the Hugging Face Hub."""
     max_new_tokens: int
 
+    @property
+    def data_set(self) -> str:
+        return self.hub.partition(":")[0]
+
 
 PRESETS = {
     "gsm8k": Preset("openai/gsm8k:main:test", 512),
