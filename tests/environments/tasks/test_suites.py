@@ -8,6 +8,7 @@ from boxes import need_boxes
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.controller.preflight.recorded_config import load_recorded
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rollout.suites import make_all, make_suites
 from titan_rl.environments.sandbox.pool import Sandbox
@@ -16,6 +17,7 @@ from titan_rl.environments.tasks.suites import programs
 from titan_rl.environments.tasks.suites.constraints import CONSTRAINTS, keeps
 from titan_rl.environments.tasks.suites.gsm8k import read_flexible, read_strict
 from titan_rl.environments.tasks.suites.multiple_choice import read_letter
+from titan_rl.records.run_directory.rundir import RunDir
 
 GSM8K = {"question": "Natalia sold 48 clips, then half as many. How many?", "answer": "48/2=<<48/2=24>>24\n#### 72"}
 MATH = {"problem": "Add the halves.", "solution": "...", "answer": r"\frac{3}{2}", "subject": "Algebra", "level": 1}
@@ -308,6 +310,12 @@ def test_two_suites_of_one_name_are_refused(tmp_path):
         make_suites(load_config(None, {"eval": {"suites": [table, table]}}))
     greedy = table | {"name": "gsm8k-greedy", "suite": "gsm8k"}
     assert len(make_suites(load_config(None, {"eval": {"suites": [table, greedy]}}))) == 2
+
+
+def test_a_record_s_suites_bring_no_code(tmp_path):
+    suite = {"name": "x", "task": {"name": "evil:Task"}}
+    (tmp_path / "config.json").write_text(json.dumps({"eval": {"suites": [suite]}}))
+    assert load_recorded(RunDir(tmp_path), tmp_path / "config.json", []).eval.suites == []
 
 
 ROWS = [
