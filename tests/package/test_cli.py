@@ -18,6 +18,7 @@ from titan_rl.cli import main
 from titan_rl.config import command_line
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import Config
+from titan_rl.config.sections.suites import PRESETS
 from titan_rl.config.shipped import shipped
 from titan_rl.controller import wiring
 from titan_rl.controller.preflight.checks import resolve
@@ -34,8 +35,8 @@ def test_tasks_are_listed_without_those_that_cannot_be_had(capsys):
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     [*ours, first] = listed[: listed.index("ab") + 1]
     others = ["openenv", "nemo_gym", "verifiers", "gymnasium"]
-    assert ours == ["jsonl", "code", "math", "mixture", *others, "calculator", "treasure"] and first == "ab"
-    assert listed[10:] == sorted(listed[10:])
+    assert ours == ["jsonl", "code", "math", *PRESETS, "mixture", *others, "calculator", "treasure"] and first == "ab"
+    assert listed[len(ours) :] == sorted(listed[len(ours) :])
     assert {"gcd", "countdown"} <= set(listed) and "composite" not in listed
 
 
@@ -45,6 +46,10 @@ def test_tasks_are_listed_without_those_that_cannot_be_had(capsys):
         (["train", "nowhere.toml"], "nowhere.toml"),
         (["eval", "nowhere", "--task", "gcd"], "config.json"),
         (["eval", "tiny"], "directory"),
+        (["eval", "tiny", "--suite", "gsm8k"], "directory"),
+        (["eval", "tiny", "--k", "8"], "--suite NAME"),
+        (["eval", "tiny", "--suite", "gsm8k", "--out", os.path.dirname(__file__)], "not empty"),
+        (["eval", "tiny", "--suite", "gsm8k", "--config", "a.toml", "--file", "b.toml"], "one TOML"),
         (["eval", "tiny", "--file", "nowhere.toml"], "nowhere.toml"),
         (["bench", "stp"], "'step'"),
         (["bench"], "name"),

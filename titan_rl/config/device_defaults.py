@@ -19,8 +19,8 @@ def for_device(config: Config, *, on_cpu: bool) -> Config:
     with, whatever it is resumed on."""
     training = config.titan.get("training", {})
     ours = {} if on_cpu else {"training": {"mixed_precision_param": "bfloat16"} | training}
-    # without rollouts there is no generator, and what nobody reads stays (controller/preflight/ineffective_settings.py)
-    generator = config.generator if config.data.file else generator_on(config.generator, on_cpu=on_cpu)
+    # without answers there is no generator, and what nobody reads stays (controller/preflight/ineffective_settings.py)
+    generator = generator_on(config.generator, on_cpu=on_cpu) if config.has_generators else config.generator
     return replace(config, generator=generator, titan=config.titan | ours)
 
 

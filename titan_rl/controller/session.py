@@ -304,7 +304,7 @@ class Session:
             logs=self.run_dir.logs.absolute(),
             callbacks=MeshCallbacks(self.log, self.record_event, self.ledger.count_retry, self.stop_request.force),
             catch_up=recovery.catch_up,
-            parts=ALL_PARTS if self.checked.dataset is None else frozenset({"trainer"}),
+            parts=ALL_PARTS if self.config.has_generators else frozenset({"trainer"}),
             placement=ProcessPlacement(
                 **self.checked.launchers,
                 ranks=self._ranks,
@@ -328,7 +328,7 @@ class Session:
         )
         return Controller(
             *(config, self.checked.algorithm, self.titan.layout, self.run_dir),
-            *(self.checked.held_out, self.stop_request, parts),
+            *(self.checked.held_out, self.checked.suites, self.stop_request, parts),
         )
 
     def _common(self, meshes: Meshes) -> tuple[Reporter, Checkpointing, NonfiniteBatches]:
@@ -368,7 +368,7 @@ class Session:
             *(meshes, recovery.steps, recovery, checkpointing, nonfinite_batches, frozen, reporter, self.progress),
             left_out=self._left_out,
         )
-        return OfflineController(self.run_dir, self.stop_request, parts)
+        return OfflineController(self.run_dir, self.checked.suites, self.stop_request, parts)
 
     def record_event(self, kind: str, **fields: Any) -> None:
         """Record an event; process ids too, where it changes them."""

@@ -11,6 +11,7 @@ from titan_rl.actors.classes import ACTORS
 from titan_rl.algorithms.base import NO_NEEDS, Needs
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.evaluate import evaluate
+from titan_rl.controller.loop.suites import evaluate_suites
 from titan_rl.controller.planning.device_plan import plan_devices, this_machine
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.controller.preflight.device import is_on_cpu
@@ -18,6 +19,7 @@ from titan_rl.controller.preflight.host_checks import without_hosts
 from titan_rl.mesh.meshes import ActorClasses, MeshCallbacks, Meshes, MeshOptions, ProcessPlacement, Ranks
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import longest_rollout
+from titan_rl.records.evaluations.results import SuiteResult
 from titan_rl.records.statistics import Proportion
 from titan_rl.trainer.roles.names import needed_roles, own_learned
 from titan_rl.trainer.titan_config import TitanConfig, role_titan
@@ -108,3 +110,7 @@ class Actors:
     async def evaluate(self) -> Proportion:
         """Held-out accuracy of the model."""
         return await evaluate(self.meshes, self.checked.held_out, self.checked.config.rollout)
+
+    async def evaluate_suites(self) -> list[SuiteResult]:
+        """Results of the model on ``eval.suites``."""
+        return await evaluate_suites(self.meshes, self.checked.suites, self.checked.config)

@@ -10,6 +10,7 @@ from functools import partial
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS, TaskConfig
+from titan_rl.config.sections.suites import PRESETS
 from titan_rl.environments.interfaces.task import Task, correct
 from titan_rl.environments.prompts.jsonl_task import RowsTask
 from titan_rl.environments.rewards.functions import with_rewards
@@ -18,14 +19,30 @@ from titan_rl.environments.tasks.calculator import CalculatorTask
 from titan_rl.environments.tasks.code_task import CodeTask
 from titan_rl.environments.tasks.math_task import MathTask
 from titan_rl.environments.tasks.mixture import MixtureTask
+from titan_rl.environments.tasks.suites.gsm8k import GSM8KTask
+from titan_rl.environments.tasks.suites.ifeval import IFEvalTask
+from titan_rl.environments.tasks.suites.multiple_choice import MultipleChoiceTask
+from titan_rl.environments.tasks.suites.problems import ProblemsTask
+from titan_rl.environments.tasks.suites.programs import HumanEvalTask, MBPPTask
 from titan_rl.environments.tasks.treasure_hunt import TreasureTask
 from titan_rl.environments.tasks.user_task import user_task
 
-__all__ = ["BUILT_IN", "Task", "correct", "make_task"]
+__all__ = ["BUILT_IN", "Task", "correct", "make_part", "make_task"]
 
 BUILT_IN = {"calculator": CalculatorTask, "treasure": TreasureTask}
 """Tasks of our own, by name; all other plain names are reasoning-gym's."""
-_OF_FILES = {"jsonl": RowsTask, "code": CodeTask, "math": MathTask}
+_OF_FILES = {
+    "jsonl": RowsTask,
+    "code": CodeTask,
+    "math": MathTask,
+    "gsm8k": GSM8KTask,
+    "math500": ProblemsTask,
+    "aime": ProblemsTask,
+    "mmlu_pro": MultipleChoiceTask,
+    "ifeval": IFEvalTask,
+    "humaneval": HumanEvalTask,
+    "mbpp": MBPPTask,
+}
 
 
 def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
@@ -38,10 +55,11 @@ def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
     that it does not take, or a mistake in the user's module.
     """
     choose_sandbox(task.sandbox)
-    return _make(task, folders)
+    return make_part(task, folders)
 
 
-def _make(task: TaskConfig, folders: Sequence[str]) -> Task:
+def make_part(task: TaskConfig, folders: Sequence[str]) -> Task:
+    """Make one of several tasks; the sandbox is the run's. Errors: as ``make_task``."""
     _check_scoring(task)
     base = _by_name(task, folders)
     return with_rewards(base, task, folders)
@@ -65,7 +83,7 @@ def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:
     if task.name in _OF_FILES:
         return _OF_FILES[task.name](task, folders)
     if task.name == MIXTURE:
-        return MixtureTask(task, partial(_make, folders=folders))
+        return MixtureTask(task, partial(make_part, folders=folders))
     if task.name in BUILT_IN:
         return BUILT_IN[task.name](task)
     if task.name in TASKS_OF_OTHERS:
@@ -98,6 +116,7 @@ _DESCRIBED = (
     "jsonl  (rows of a file of your own: task.options.file)",
     "code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)",
     "math  (rows of your own, whose answers are mathematics: what equals the expected one is right)",
+    *(f"{name}  (rows as {preset.data_set} has them: task.options.file)" for name, preset in PRESETS.items()),
     "mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)",
     "openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)",
     "nemo_gym  (rows, tools and rewards of a NeMo Gym resources server: task.options.url, file)",

@@ -19,6 +19,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "Learning": {
         "reward of the samples": ("reward", "task_reward"),
         "held-out accuracy": ("held_out_accuracy", "held_out_accuracy/*"),
+        "suites": ("eval/*@*",),
         "held-out grade": ("held_out_grade", "grade"),
         "accuracy of the samples": ("accuracy",),
         "loss": ("loss", "held_out_loss"),
@@ -38,8 +39,8 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "weight versions that samples lag behind": ("staleness_mean", "staleness_max"),
     },
     "Answers": {
-        "tokens of an answer": ("response_length",),
-        "share of answers that were cut short": ("truncated",),
+        "tokens of an answer": ("response_length", "eval/*/response_length"),
+        "share of answers that were cut short": ("truncated", "eval/*/truncated"),
         "different answers": ("effective_answers",),
         "turns": ("turns",),
         "calls of tools": ("tool_calls",),

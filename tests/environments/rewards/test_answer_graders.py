@@ -16,22 +16,23 @@ from titan_rl.environments.rewards.answer_graders import gsm8k, gsm8k_flexible
     [
         ("48/2 = 24, so 72.\n#### 72", "72", True, True),
         ("#### 1,072", "1072", True, True),
-        ("#### $72", "72", True, True),
+        ("#### $72", "72", False, True),
         ("#### -3.", "-3", True, True),
         ("The answer is 72.", "72", False, True),
         ("####72", "72", False, True),
         ("#### 72 and then 5", "72", True, False),
-        ("#### 71 or #### 72", "72", True, True),
-        ("#### 72 or #### 71", "72", False, False),
+        ("#### 71 or #### 72", "72", False, True),
+        ("#### 72 or #### 71", "72", True, False),
         ("#### 720", "72", False, False),
         ("#### ", "72", False, False),
+        ("", "", False, False),
         ("", "72", False, False),
         ("x" * 100_000, "72", False, False),
         ("#### " * 50_000, "72", False, False),
         ("1," * 50_000, "72", False, False),
     ],
 )
-def test_gsm8k_reads_the_number_behind_the_last_hashes_and_flexibly_the_last_number(answer, expected, strict, flexible):
+def test_gsm8k_reads_the_first_number_behind_hashes_and_flexibly_the_last_number(answer, expected, strict, flexible):
     assert (gsm8k(answer, expected), gsm8k_flexible(answer, expected)) == (strict, flexible)
 
 

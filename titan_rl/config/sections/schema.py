@@ -28,6 +28,7 @@ from titan_rl.config.sections.role_sections import (
     RewardModelConfig,
     TeacherConfig,
 )
+from titan_rl.config.sections.suites import PRESETS
 
 TITAN_SECTIONS = (
     "training",
@@ -79,7 +80,7 @@ class ModelConfig:
     """What writes out messages, wherever the run does."""
 
 
-TASKS_OF_FILES = ("jsonl", "code", "math", "nemo_gym")
+TASKS_OF_FILES = ("jsonl", "code", "math", "nemo_gym", *PRESETS)
 """Tasks whose prompts are rows of ``task.options.file``."""
 OWN_SCORE = "task"
 """The task's own score, among ``task.rewards`` and as ``eval.grader``."""
@@ -99,7 +100,8 @@ TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium", "verifiers")
 class TaskConfig:
     name: str = "gcd"
     """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, or a reasoning-gym family), ``jsonl``, ``code`` or
-    ``math`` for a data file, ``openenv``, ``nemo_gym``, ``verifiers`` or ``gymnasium`` for other people's
+    ``math`` for a data file, a public set (``gsm8k``, ``math500``, ``aime``, ``mmlu_pro``, ``ifeval``, ``humaneval``,
+    ``mbpp``) for its rows, ``openenv``, ``nemo_gym``, ``verifiers`` or ``gymnasium`` for other people's
     environments, ``mixture`` for several tasks, or ``pkg.module:name``."""
     style: Style = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
@@ -306,6 +308,8 @@ class EvalConfig:
     reward, or ``task`` for the task's own score beside a reward of yours; empty: none (``titan-rl hack-check``)."""
     prompts: Count = 256
     """Held-out prompts, never trained on, answered greedily, or held-out rows of ``[data]``; a file may have fewer."""
+    suites: list[dict[str, Any]] = field(default_factory=list)
+    """``[[eval.suites]]``: public sets and other tasks, asked at every evaluation (config/sections/suites.py)."""
 
 
 @dataclass(kw_only=True)
@@ -396,6 +400,11 @@ class Config:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     titan: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def has_generators(self) -> bool:
+        """Whether answers are sampled: to learn from, or in a run on data for its suites."""
+        return not self.data.file or bool(self.eval.suites)
 
 
 OUR_SECTIONS = tuple(f.name for f in fields(Config) if f.name != "titan")

@@ -23,7 +23,7 @@ publish end when the user asks to stop (shutdown.py).
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +38,7 @@ from titan_rl.controller.loop.reporting import PhaseTimer, Reporter, StepReport
 from titan_rl.controller.loop.rollout_queue import Collected, RolloutQueue
 from titan_rl.controller.loop.shutdown import Shutdown, Stopped, StopRequest
 from titan_rl.controller.loop.step_recorder import StepRecorder
+from titan_rl.controller.loop.suites import evaluate_suites
 from titan_rl.controller.preflight.live_settings import Effect, Effects
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
@@ -45,6 +46,7 @@ from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatches
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, EngineStatistics, Group, Layout, Prompt, StepMetrics
+from titan_rl.environments.rollout.suites import Suite
 from titan_rl.mesh.control.weight_sync import OnLive
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.processes.deadlines import within
@@ -84,11 +86,12 @@ class Controller(Loop):
         layout: Layout,
         run_dir: RunDir,
         held_out: list[Prompt],
+        suites: Sequence[Suite],
         stop: StopRequest,
         components: Components,
     ):
         self.config, self.algorithm, self.layout = config, algorithm, layout
-        self.run_dir, self.held_out, self.stop = run_dir, held_out, stop
+        self.run_dir, self.held_out, self.suites, self.stop = run_dir, held_out, suites, stop
         self.meshes, self.trainer = components.meshes, components.meshes.trainer
         self.queue, self.weights, self.recovery = components.queue, components.meshes.weights, components.recovery
         self.checkpointing, self.nonfinite_batches = components.checkpointing, components.nonfinite_batches
@@ -311,13 +314,18 @@ class Controller(Loop):
         await self.step_recorder.written()
 
     async def evaluate(self, when: str) -> Proportion:
-        """Held-out accuracy of the weights that were published last. Errors: Stopped; those of ``evaluate``."""
+        """Held-out accuracy of the weights that were published last, after that the suites.
+
+        Errors: Stopped; those of ``evaluate`` and ``evaluate_suites``."""
         await self.weights.until_live()
         self.reporter.display.enter("evaluating")
         work = evaluate(self.meshes, self.held_out, self.config.rollout)
         with self.meshes.record.span("evaluate", "controller"):
             result = await self.stop.interrupts(work)
         self.reporter.evaluated(self.progress.step, when, result)
+        work = evaluate_suites(self.meshes, self.suites, self.config)
+        with self.meshes.record.span("evaluate suites", "controller"):
+            self.reporter.suites_evaluated(self.progress.step, await self.stop.interrupts(work))
         return result
 
     async def save(self) -> None:

@@ -7,6 +7,7 @@ It shares with controller.py what both need, and the session drives either.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from titan_rl.algorithms.base import Algorithm
@@ -14,6 +15,7 @@ from titan_rl.controller.initial_policy import keep_policy
 from titan_rl.controller.loop.interface import HeldOut, Loop
 from titan_rl.controller.loop.reporting import PhaseTimer, Reporter
 from titan_rl.controller.loop.shutdown import Shutdown, StopRequest
+from titan_rl.controller.loop.suites import evaluate_suites
 from titan_rl.controller.offline.recovery import DataRecovery
 from titan_rl.controller.offline.steps import DataSteps
 from titan_rl.controller.preflight.device import tolerance_here
@@ -23,6 +25,7 @@ from titan_rl.controller.recovery.frozen_weights import FrozenWeights
 from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatches
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
+from titan_rl.environments.rollout.suites import Suite
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.checkpoints.checkpoints import ControllerState
 from titan_rl.records.metrics import UPDATE_LEFT_OUT, read_metrics, trained_metrics
@@ -54,8 +57,8 @@ class DataComponents:
 class OfflineController(Loop):
     """Loop of a run on data files. Owns the order of stages."""
 
-    def __init__(self, run_dir: RunDir, stop: StopRequest, parts: DataComponents):
-        self.run_dir, self.stop, self.frozen = run_dir, stop, parts.frozen
+    def __init__(self, run_dir: RunDir, suites: Sequence[Suite], stop: StopRequest, parts: DataComponents):
+        self.run_dir, self.suites, self.stop, self.frozen = run_dir, suites, stop, parts.frozen
         self.meshes, self.trainer = parts.meshes, parts.meshes.trainer
         self.steps, self.recovery, self.checkpointing = parts.steps, parts.recovery, parts.checkpointing
         self.nonfinite_batches, self.reporter, self.progress = parts.nonfinite_batches, parts.reporter, parts.progress
@@ -68,6 +71,8 @@ class OfflineController(Loop):
             export_dtype=self.steps.config.checkpoint.export_dtype,
         )
         self._is_between_steps = True
+        self._num_published = -1
+        """Step whose weights the generators have, in a run with suites."""
         self._recorded = {int(record["step"]): record for record in read_metrics(run_dir.root) if "loss" in record}
         """Steps that the run has done before it was resumed."""
 
@@ -212,12 +217,25 @@ class OfflineController(Loop):
         """The last step is, as soon as it is done."""
 
     async def evaluate(self, when: str) -> HeldOut:
-        """Loss and accuracy on held-out data. Errors: Stopped, and the trainer ends what it was asked last; an actor's
-        fault."""
+        """Loss and accuracy on held-out data, after that the suites.
+
+        Errors: Stopped, and the trainer ends what it was asked last; an actor's fault."""
         self.reporter.display.enter("evaluating")
         result = await self.stop.interrupts(self.steps.held_out(self.trainer))
         self.reporter.data_evaluated(self.progress.step, when, result.metrics, result.accuracy)
+        if self.suites:
+            await self._evaluate_suites(self.progress.step)
         return result
+
+    async def _evaluate_suites(self, step: int) -> None:
+        """Generators take the weights of this step first."""
+        weights = self.meshes.weights
+        if self._num_published != step:
+            await weights.send(step, lambda statistics, seconds: None)
+            self._num_published = step
+        await weights.until_live()
+        work = evaluate_suites(self.meshes, self.suites, self.steps.config)
+        self.reporter.suites_evaluated(step, await self.stop.interrupts(work))
 
     async def save(self) -> None:
         """Begin a checkpoint of this step; it is written while the run goes on."""

@@ -134,7 +134,7 @@ class Models:
                 needs = _sum(needs, frozen_rank(self.size(role), self.titan))
         if self.learned and not self.own:
             needs = _sum(needs, trained_rank(self.size(self.learned), self.titan))
-        if not self.config.data.file:
+        if self.config.has_generators:
             needs["weights to send"] = slots_of_rank(self.policy, self.titan, self.config.generator.dtype)
         return needs | passing_rank(self.hf, self.policy, self.titan, learns=True)
 
@@ -183,7 +183,7 @@ def plan_devices(
     """``parts``: as in ``Meshes``; None: those of a run. ``cached``: its models, where they were counted already.
     Errors: ConfigError for what does not fit."""
     if parts is None:
-        parts = frozenset({"trainer"} if checked.config.data.file else {"trainer", "generators"})
+        parts = frozenset({"trainer", "generators"} if checked.config.has_generators else {"trainer"})
     models, config = Models(checked, cached), checked.config
     where = partial(hosts_of, config.hosts, count=machine.hosts) if config.hosts.is_on else None
     table = place(models.crews(parts), config.placement, machine.devices_per_host, machine.hosts, where)

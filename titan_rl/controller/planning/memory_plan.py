@@ -161,7 +161,7 @@ def memory_needs(checked: Checked) -> list[Need]:
     config, hf = checked.config, read_config(checked)
     size = Size.of(hf, checked.family, config.lora)
     needs = [_trainer(checked, hf, size)]
-    if not config.data.file:
+    if config.has_generators:
         needs.append(_generators(config, hf, size.parameters))
         needs.append(Need("verifiers", {"libraries": config.verifier.procs * LIBRARIES["verifier"] * GIB}))
     return [*needs, _controller(config, len(needs))]
@@ -176,7 +176,7 @@ def host_needs(checked: Checked) -> list[Need]:
     if config.recovery.snapshot_every:
         needs["snapshots"] = NUM_SLOTS * state
     others = _beside_the_trainer(config)
-    if not config.data.file and config.mesh.transport not in ("auto", *ON_GPU):
+    if config.has_generators and config.mesh.transport not in ("auto", *ON_GPU):
         sent = size.parameters * bytes_of(config.generator.dtype)
         needs["weights to send"] = NUM_SLOTS * sent
         others[0].bytes_by_reason["weights"] = config.generator.replicas * sent
@@ -185,7 +185,7 @@ def host_needs(checked: Checked) -> list[Need]:
 
 def _beside_the_trainer(config: Config) -> list[Need]:
     """What generators and verifiers take before they hold anything."""
-    if config.data.file:
+    if not config.has_generators:
         return []
     engines = config.generator.replicas * config.generator.tensor_parallel
     counts = {"generator": engines, "verifier": config.verifier.procs}
@@ -209,7 +209,7 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
     if config.recovery.snapshot_every:
         copies = NUM_SLOTS if config.lora.rank else NUM_SLOTS - 1  # else the state itself lies in the other slot
         needs["snapshots"] = copies * trained * (WEIGHT + MOMENTS)
-    if not config.data.file:
+    if config.has_generators:
         needs["weights to send"] = NUM_SLOTS * size.parameters * bytes_of(config.generator.dtype)
     gathers = training.mixed_precision_param != "float32" or parallelism.data_parallel_shard_degree > 1
     if gathers and parallelism.fsdp_reshard_after_forward == "never":

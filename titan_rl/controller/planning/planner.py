@@ -162,7 +162,7 @@ def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
     hf = _hf(checked)
     check_layout(hf, checked.titan.parallelism)
     check_compile(hf, checked.titan, checked.family, on_cpu=on_cpu)
-    if not checked.config.data.file:
+    if checked.config.has_generators:
         check_generator_layout(hf, checked.config.generator.tensor_parallel, on_cpu=on_cpu)
 
 

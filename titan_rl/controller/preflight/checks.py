@@ -23,7 +23,7 @@ from titan_rl.config.sections.schema import (
     Config,
     RolloutConfig,
 )
-from titan_rl.controller.preflight.data_checks import check_settings, load_dataset
+from titan_rl.controller.preflight.data_checks import check_settings, load_dataset, load_suites
 from titan_rl.controller.preflight.device import device_type, is_on_cpu
 from titan_rl.controller.preflight.engine_checks import check_engine
 from titan_rl.controller.preflight.host_checks import check_hosts
@@ -47,6 +47,7 @@ from titan_rl.environments.rollout.prompt_checks import (
     place,
     training_prompts,
 )
+from titan_rl.environments.rollout.suites import Suite
 from titan_rl.environments.sandbox.remote import check_server
 from titan_rl.environments.scoring.grading import check_grader
 from titan_rl.mesh.channel.transports import has_ibverbs
@@ -82,6 +83,8 @@ class Checked:
     held_out: list[Prompt]
     dataset: Dataset | None = None
     """What a run without a generator learns from."""
+    suites: tuple[Suite, ...] = ()
+    """Of ``eval.suites``, with their questions."""
     host_launcher: HostLauncher | None = None
     """Of hosts of other machines; None: the run is on this one."""
 
@@ -150,8 +153,13 @@ def _check_decoding(checked: Checked) -> None:
             f"teacher's {needs.teacher_words} likeliest words, of which sampling may leave some out: leave it out, or "
             f"set algorithm.top_k = 0"
         )
-    if (size := read_config(checked).vocab_size) <= rollout.top_k:
-        raise ConfigError(f"rollout.top_k = {rollout.top_k}: the model has {size} tokens; give fewer, or 0 for all")
+    _check_top_k(checked, "rollout.top_k", rollout.top_k)
+
+
+def _check_top_k(checked: Checked, setting: str, top_k: int) -> None:
+    """Errors: ConfigError for as many words as the model has, or more."""
+    if (size := read_config(checked).vocab_size) <= top_k:
+        raise ConfigError(f"{setting} = {top_k}: the model has {size} tokens; give fewer, or 0 for all")
 
 
 def _samples(config: Config) -> bool:
@@ -174,6 +182,7 @@ CHECKS = (
     Check("trackers", lambda c: check_trackers(c.config.metrics)),
     Check("dataset", lambda c: with_dataset(c), needs="model", applies=lambda config: not _samples(config)),
     Check("prompts", lambda c: check_prompts(c), needs="model", applies=_samples),
+    Check("suites", lambda c: with_suites(c), needs="model", applies=lambda config: bool(config.eval.suites)),
     Check(
         "grader",
         lambda c: check_grader(c.config.task, c.config.eval.grader, c.config.run.plugin_path),
@@ -239,6 +248,22 @@ def with_dataset(checked: Checked) -> Checked:
     if largest >= hf.vocab_size:
         _check_ids(checked, largest)
     return replace(checked, dataset=dataset)
+
+
+def with_suites(checked: Checked) -> Checked:
+    """Errors: ConfigError for a suite, or a row of one, that the model cannot be asked."""
+    if checked.algorithm.head != "vocabulary":
+        raise ConfigError(
+            f"eval.suites ask a model that writes, and algorithm.name = {checked.config.algorithm.name!r} trains one "
+            f"that does not: leave them out"
+        )
+    limits = dict(seq_len=checked.titan.training.seq_len, positions=num_positions(read_config(checked)))
+    config = checked.config
+    with checking():
+        suites = load_suites(config, tokenizer_of(config), stops_of(config), **limits)
+    for suite in suites:
+        _check_top_k(checked, f"{suite.setting}.top_k", suite.config.top_k)
+    return replace(checked, suites=tuple(suites))
 
 
 def read_config(checked: Checked) -> PreTrainedConfig:
@@ -354,7 +379,7 @@ def check_model(config: Config, family: Family | None = None) -> None:
         check_lora(hf, config, titan, family)
     elif [group.pattern for group in titan.optimizer.param_groups] != [".*"]:
         check_patterns(titan.optimizer.param_groups, parameter_names(spec_of(hf, "", family)))
-    if not config.data.file:
+    if config.has_generators:
         check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=on_cpu)
         check_engine(for_device(config, on_cpu=on_cpu), hf, titan.training.seq_len, on_cpu=on_cpu)
 

@@ -11,6 +11,8 @@ from titan_rl.data.rows.datasets import Dataset, FileRows, check_format, make_da
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.environments.interfaces.task import Task
+from titan_rl.environments.rollout.group import encode_prompt
+from titan_rl.environments.rollout.suites import Suite, make_suites
 from titan_rl.environments.rollout.synthetic_data import synthetic_rows
 
 
@@ -30,6 +32,39 @@ def check_settings(config: Config, algorithm: Algorithm) -> None:
             f"data.examples_per_step = 1: with {setting} a row's question is measured with another row's answer: set 2 "
             f"or more"
         )
+
+
+def load_suites(
+    config: Config, tokenizer: PreTrainedTokenizerBase, stops: list[int], *, seq_len: int, positions: int
+) -> list[Suite]:
+    """Suites with their questions, each of which leaves room for an answer.
+
+    ``stops``: ids that stop the engine. ``seq_len``, ``positions``: longest rollout of the run and of the model.
+    Errors: ConfigError."""
+    suites = [suite.with_prompts(config.eval.prompts) for suite in make_suites(config)]
+    styles = {suite.task_config.style for suite in suites}
+    if "chat" in styles and config.model.path == "tiny":
+        raise ConfigError(
+            "eval.suites: style = 'chat' needs a chat model: set model.path, or style = 'compact' for tiny"
+        )
+    check_model_text(config.model.path, tokenizer, TextUse(stops), styles)
+    for suite in suites:
+        longest = longest_prompt(suite, tokenizer)
+        answer, room = suite.max_new_tokens(config.rollout.max_new_tokens), min(seq_len, positions)
+        if longest + answer > room:
+            limit, mend = f"training.seq_len is {seq_len}", "raise that, or "
+            if positions <= seq_len:
+                limit, mend = f"the model has {positions} positions", ""
+            raise ConfigError(
+                f"{suite.setting}: its longest question has {longest} tokens and an answer up to {answer}, and "
+                f"{limit}: {mend}set {suite.setting}.max_new_tokens lower"
+            )
+    return suites
+
+
+def longest_prompt(suite: Suite, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of a suite's longest question. Errors: ConfigError."""
+    return max(len(encode_prompt(suite.task, tokenizer, prompt)) for prompt in suite.prompts)
 
 
 def load_dataset(

@@ -52,6 +52,11 @@ def _sampled(mend: str = "leave it out") -> Rule:
     return _unless(lambda run: not run.on_data, f"a run on data.file samples no answers; {mend}")
 
 
+_HAS_GENERATORS = _unless(
+    lambda run: run.config.has_generators, "a run on data.file samples no answers without eval.suites; leave it out"
+)
+
+
 def _role(role: str) -> Rule:
     def why(run: Run) -> str:
         if getattr(run.algorithm.needs, role):
@@ -190,10 +195,10 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "curriculum.memory": (
         _unless(lambda run: run.config.curriculum.is_on, "curriculum.least_chance = 1 asks all alike; set it, too"),
     ),
-    "generator": (_sampled(),),
+    "generator": (_HAS_GENERATORS,),
     "generator.update": (_HAS_UPDATES_BETWEEN,),
     "generator.kv": (_HAS_UPDATES_BETWEEN,),
-    "verifier": (_sampled(),),
+    "verifier": (_HAS_GENERATORS,),
     "sft.examples_per_step": (_HAS_SFT,),
     "sft.lr": (_HAS_SFT,),
     "data": (_HAS_DATA,),
@@ -213,12 +218,12 @@ _RULES: dict[str, tuple[Rule, ...]] = {
         _unless(lambda run: run.config.mesh.worker_loops, "mesh.worker_loops = 0, so nothing to start; set it, too"),
     ),
     "hosts": (_HAS_HOSTS,),
-    "hosts.generator": (_sampled(),),
-    "hosts.verifier": (_sampled(),),
+    "hosts.generator": (_HAS_GENERATORS,),
+    "hosts.verifier": (_HAS_GENERATORS,),
     "placement.mode": (
         _unless(lambda run: not run.on_data, "a run on data.file has no generators to take turns with; leave it out"),
     ),
-    "placement.generator": (_sampled(),),
+    "placement.generator": (_HAS_GENERATORS,),
     **{f"placement.{role}": (_own(role),) for role in (*FROZEN, *LEARNED)},
     "metrics.project": (
         _unless(

@@ -23,6 +23,7 @@ def load_recorded(run_dir: RunDir, path: Path, folders: Sequence[str]) -> Config
 
     Errors: ConfigError; also if it names code and there are no ``folders``, or that code is in the run directory."""
     config = load_resolved(path)
+    config.eval.suites.clear()  # their tasks may name code, and whoever reads a record evaluates none
     for setting, name in _references(config).items():
         if not folders:
             raise ConfigError(

@@ -91,12 +91,7 @@ class ListedTask(Task):
         return self._split.held_out if stream == HELD_OUT else self._split.train
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
-        row = self._rows_of(stream)[self._place(stream, seed, index)]
-        entry = {"row": row.columns, "place": row.place, "messages": row.messages, "tools": row.tools}
-        if row.worked and row.worked != row.answer:
-            entry["worked"] = row.worked
-        prompt = Prompt(f"{stream}/{index:07d}", row.text, row.answer or "", entry)
-        return replace(prompt, template_options=row.template_options)
+        return _prompt(f"{stream}/{index:07d}", self._rows_of(stream)[self._place(stream, seed, index)])
 
     def _place(self, stream: str, seed: int, index: int) -> int:
         """Number of a stream's row among those of its side."""
@@ -155,6 +150,11 @@ class RowsTask(ListedTask):
         """Errors: ConfigError for a weighted source without a row to train on."""
         weights, names = zip(*((source.weight, source.name) for source in self._sources), strict=True)
         return row_order([row.source for row in self._split.train], weights, names, _SECTION)
+
+    def every_prompt(self) -> list[Prompt]:
+        """Prompts of all rows of ``file``, in order. Errors: ConfigError."""
+        rows = self._read(self._sources)
+        return [_prompt(f"{HELD_OUT}/{number:07d}", row) for number, row in enumerate(rows)]
 
     def _read(self, sources: Sequence[Source]) -> list[DataRow]:
         rows = self._chosen(read_rows(sources, self._parser()))
@@ -243,6 +243,14 @@ class RowsTask(ListedTask):
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         return {"exact": float(answers[-1].strip() == prompt.answer.strip())}
+
+
+def _prompt(name: str, row: DataRow) -> Prompt:
+    """Prompt of a row, which it carries."""
+    entry: dict[str, Any] = {"row": row.columns, "place": row.place, "messages": row.messages, "tools": row.tools}
+    if row.worked and row.worked != row.answer:
+        entry["worked"] = row.worked
+    return replace(Prompt(name, row.text, row.answer or "", entry), template_options=row.template_options)
 
 
 def _options(task: TaskConfig, kind: type[FileOptions]) -> FileOptions:

@@ -48,13 +48,15 @@ class DataRow:
         return source_of(self.columns)
 
 
-Parse = Callable[[str, dict[str, Any]], DataRow]
+Parse = Callable[[str, dict[str, Any]], DataRow | None]
+"""Row of a place and its columns; None leaves it out."""
 
 
 def read_rows(sources: Sequence[Source], parse: Parse) -> list[DataRow]:
-    """Read all rows of all sources, in order. ``parse``: a row of a place and its columns. Errors: ConfigError."""
+    """Read all rows of all sources that are not left out, in order. Errors: ConfigError."""
     try:
-        rows = [replace(parse(*row), source=number) for number, row in read_sources(sources)]
+        parsed = ((number, parse(*row)) for number, row in read_sources(sources))
+        rows = [replace(row, source=number) for number, row in parsed if row is not None]
     except OSError as error:
         raise ConfigError(f"cannot read {list_names(sources)}: {error}") from None
     if not rows:

@@ -1,7 +1,8 @@
 """Rewards by the expected answer, by name: ``task.reward = "gsm8k"``. Pure.
 
-``gsm8k`` reads the number behind the last ``####``, as verl's strict reward does; ``gsm8k_flexible`` the last number of
-the answer; ``math`` what mathematics/ reads.
+``gsm8k`` and ``gsm8k_flexible`` are GSM8K's two published rules (lm-evaluation-harness, task ``gsm8k``): the first
+number behind ``#### ``, and the last number anywhere. Commas, dollar signs and a full stop at the end do not count;
+nothing else is normalized, so 72.0 is not 72. ``math`` is what mathematics/ reads.
 """
 
 import re
@@ -10,28 +11,39 @@ from collections.abc import Callable
 from titan_rl.config.sections.schema import ANSWER_REWARDS
 from titan_rl.environments.rewards.mathematics.final_answer import is_right
 
-_STRICT = re.compile(r"#### (-?\$?[0-9.,]+)")
-_NUMBER = re.compile(r"-?\$?[0-9][0-9,]*(?:\.[0-9]+)?|-?\$?\.[0-9]+")
+_STRICT = re.compile(r"#### (-?[0-9.,]+)")
+_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 
 
 def gsm8k(answer: str, expected: str) -> bool:
-    """Whether the number behind the last ``####`` is the expected one."""
-    return _is_last(_STRICT, answer, expected)
+    """Whether the first number behind ``#### `` is the expected one."""
+    return _is_expected(read_strict(answer), expected)
 
 
 def gsm8k_flexible(answer: str, expected: str) -> bool:
     """Whether the last number of an answer is the expected one, whatever stands around it."""
-    return _is_last(_NUMBER, answer, expected)
+    return _is_expected(read_flexible(answer), expected)
 
 
-def _is_last(pattern: re.Pattern[str], answer: str, expected: str) -> bool:
-    numbers = pattern.findall(answer)
-    return bool(numbers) and _plain(numbers[-1]) == _plain(expected)
+def read_strict(answer: str) -> str | None:
+    """First number behind ``#### ``; None without one."""
+    match = _STRICT.search(answer)
+    return _plain(match[1]) if match else None
 
 
-def _plain(number: str) -> str:
-    """Number without commas, currency and a full stop behind it, as lm-eval compares them."""
-    return number.replace(",", "").replace("$", "").strip().rstrip(".")
+def read_flexible(answer: str) -> str | None:
+    """Last number of an answer; None without one."""
+    numbers = _NUMBER.findall(answer)
+    return _plain(numbers[-1]) if numbers else None
+
+
+def _is_expected(number: str | None, expected: str) -> bool:
+    return number is not None and number == _plain(expected.strip())
+
+
+def _plain(number: str) -> str | None:
+    """Number without the signs that do not count; None if nothing is left."""
+    return number.replace(",", "").replace("$", "").removesuffix(".") or None
 
 
 GRADERS: dict[str, Callable[[str, str], bool]] = {"gsm8k": gsm8k, "gsm8k_flexible": gsm8k_flexible, "math": is_right}

@@ -5,8 +5,9 @@ grade is missing, with its reason; the sample stays as it is.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, resolve
@@ -14,6 +15,7 @@ from titan_rl.config.sections.schema import ANSWER_REWARDS, JUDGE, OWN_SCORE, Ta
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.suites import is_of_suite
 from titan_rl.environments.scoring.scorer import Scorer
 
 
@@ -44,9 +46,18 @@ def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
 class GradedScorer:
     """Scorer with an optional grader beside it."""
 
-    def __init__(self, task: TaskConfig, grader: str, folders: Sequence[str], timeout: float, concurrency: int):
-        """``grader``: empty for none. ``timeout``: seconds for one answer, of either; ``concurrency``: side by side."""
-        self.scorer = Scorer(task, folders, timeout, concurrency)
+    def __init__(
+        self,
+        task: TaskConfig,
+        grader: str,
+        folders: Sequence[str],
+        timeout: float,
+        concurrency: int,
+        suites: Sequence[Mapping[str, Any]] = (),
+    ):
+        """``grader``: empty for none; it grades no suite. ``timeout``: seconds for one answer, of either;
+        ``concurrency``: side by side; ``suites``: as ``eval.suites``."""
+        self.scorer = Scorer(task, folders, timeout, concurrency, suites)
         self.grader = Scorer(graded_task(task, grader), folders, timeout, concurrency) if grader else None
 
     async def start(self) -> int:
@@ -62,7 +73,7 @@ class GradedScorer:
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
         """Score with grades, otherwise as ``Scorer.score``; the seconds are the scorer's."""
-        if self.grader is None:
+        if self.grader is None or is_of_suite(prompt):
             return await self.scorer.score(prompt, rollouts)
         (scores, seconds), (grades, _) = await asyncio.gather(
             self.scorer.score(prompt, rollouts), self.grader.score(prompt, rollouts)

@@ -3,7 +3,7 @@
 import json
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -12,9 +12,9 @@ from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task, UserCodeError
-from titan_rl.environments.registry import make_task
 from titan_rl.environments.rewards.functions import in_turns
 from titan_rl.environments.rewards.llm_judge import key_variables
+from titan_rl.environments.rollout.suites import make_all
 from titan_rl.environments.scoring.scoring_process import ScoringProcess
 from titan_rl.environments.scoring.scoring_workers import Answer, serve
 
@@ -23,10 +23,21 @@ _MESSAGE_CHARACTERS = 500
 
 
 class Scorer(ScoringProcess):
-    """Scoring process of a task. ``timeout``: seconds for one answer; ``concurrency``: most answers side by side."""
+    """Scoring process of a task and of suites beside it.
 
-    def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float, concurrency: int):
-        arguments = json.dumps(asdict(task)), json.dumps(list(folders)), str(timeout), str(concurrency)
+    ``timeout``: seconds for one answer; ``concurrency``: most answers side by side; ``suites``: as ``eval.suites``.
+    """
+
+    def __init__(
+        self,
+        task: TaskConfig,
+        folders: Sequence[str],
+        timeout: float,
+        concurrency: int,
+        suites: Sequence[Mapping[str, Any]] = (),
+    ):
+        described = (asdict(task), list(folders), list(suites))
+        arguments = *map(json.dumps, described), str(timeout), str(concurrency)
         command = "-m", "titan_rl.environments.scoring.scorer", *arguments
         secrets = [*key_variables(task), *filter(None, [task.sandbox.get("token_env")])]
         super().__init__(f"the scorer of task {task.name}", command, timeout, secrets=secrets)
@@ -37,10 +48,10 @@ class Scorer(ScoringProcess):
         return await self.score_lines([json.dumps({"prompt": fields, "answers": answers}) for answers in rollouts])
 
 
-def _load(task: TaskConfig, folders: Sequence[str]) -> Answer:
+def _load(task: TaskConfig, folders: Sequence[str], suites: Sequence[Mapping[str, Any]]) -> Answer:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    loaded = make_task(task, folders)
+    loaded = make_all(task, suites, folders)
     loaded.prepare_scoring()
     return partial(_result, loaded)
 
@@ -59,9 +70,9 @@ def _result(task: Task, request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    _task, _folders, _timeout, _at_once = sys.argv[1:]
+    _task, _folders, _suites, _timeout, _at_once = sys.argv[1:]
     serve(
-        partial(_load, TaskConfig(**json.loads(_task)), json.loads(_folders)),
+        partial(_load, TaskConfig(**json.loads(_task)), json.loads(_folders), json.loads(_suites)),
         float(_timeout),
         int(_at_once),
     )

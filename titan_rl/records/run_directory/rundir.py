@@ -20,7 +20,7 @@ _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.j
 _FILES += ("epoch.json", "ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
 _FILES += ("pass_rates.jsonl", "left_out_rows.jsonl", "changes.json", "trace.jsonl", "trace.before.jsonl")
 _FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
-_FOLDERS += ("implicit_reward", "earlier", "trained")
+_FOLDERS += ("implicit_reward", "earlier", "trained", "evaluations")
 _WRITTEN_BY_OTHERS = ("wandb",)
 """Whose own links lead to its cache. Nothing here reads what is in it."""
 _DATE = "[0-9]{8}-[0-9]{6}"
@@ -43,6 +43,8 @@ class RunDir:
         self.rollouts = root / "rollouts"
         self.trained = root / "trained"
         """What the trainer gave each token that it was trained on (trained.py)."""
+        self.evaluations = root / "evaluations"
+        """Of each evaluated step, the results of ``eval.suites`` with every answer (records/evaluations/files.py)."""
         self.checkpoints = root / "checkpoints"
         self.base_model = root / "base_model"
         self.kept_policy = root / "kept_policy"

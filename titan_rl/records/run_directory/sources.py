@@ -12,6 +12,7 @@ from titan_rl.config.sections.schema import MADE, TASKS_OF_FILES, Config
 from titan_rl.data.rows.file_sources import Source, locate_sources
 from titan_rl.data.rows.row_files import data_files
 from titan_rl.data.storage.files import replace_text, sampled_checksum
+from titan_rl.environments.rollout.suites import suite_sources
 from titan_rl.records.run_directory.rundir import RunDir
 
 Sources = dict[str, dict[str, str]]
@@ -40,6 +41,8 @@ def find_sources(config: Config) -> Sources:
         if files := task.options.get(option):
             setting = f"{place}.options.{option}"
             sources[setting] = _sums(locate_sources(setting, files, config.run.plugin_path))
+    for setting, found in suite_sources(config).items():
+        sources[setting] = _sums(found)
     for option in _DATA_OPTIONS:
         if (files := getattr(config.data, option)) not in ("", MADE):
             setting = f"data.{option}"

@@ -1,0 +1,93 @@
+"""Evaluation on suites: n samples of each question, scored as its set is, and what is estimated of them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+
+from titan_rl.config.sections.schema import Config
+from titan_rl.controller.loop.rollout_queue import sampled
+from titan_rl.data.types import Decoding, Group, Prompt, Rollout, Sampling, correct
+from titan_rl.environments.rollout.suites import Suite
+from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.processes.deadlines import together
+from titan_rl.records.evaluations.results import Answer, Question, SuiteResult
+
+_ROUNDS_AHEAD = 2
+"""Requests under way for each that the engines run at once: an engine never waits for a prompt, and a group's deadline
+does not begin long before its answers do."""
+Sample = Callable[[Prompt], Awaitable[Group]]
+
+
+async def evaluate_suites(meshes: Meshes, suites: Sequence[Suite], config: Config) -> list[SuiteResult]:
+    """Results of all suites, one after the other.
+
+    A question of which an answer could not be scored has no result; it is counted, with its reason.
+    Errors: EveryPromptFails; RuntimeError if no question of a suite has a result.
+    """
+    results = [await _evaluate(meshes, suite, config) for suite in suites]
+    if suites:
+        await meshes.take_statistics()  # so that the next step's speeds are its own
+    return results
+
+
+async def _evaluate(meshes: Meshes, suite: Suite, config: Config) -> SuiteResult:
+    sampling, dispatcher = sampling_of(suite, config, meshes.max_tokens), meshes.dispatcher
+    engines = config.generator.replicas * config.generator.max_num_seqs
+    places = asyncio.Semaphore(max(_ROUNDS_AHEAD * engines // sampling.num_samples, 1))
+
+    async def ask(prompt: Prompt) -> Group:
+        async with places:
+            retries = config.rollout.max_retries
+            return await sampled(dispatcher.run_group, prompt, sampling, retries, dispatcher.faults)
+
+    groups = await together(ask(prompt) for prompt in suite.prompts)
+    result = as_result(suite, groups, {"sampling": asdict(sampling)})
+    if not result.questions:
+        name, why = next(iter(result.unscored.items()))
+        raise RuntimeError(f"no answer to the suite {suite.config.name} could be scored, first {name}: {why}")
+    return result
+
+
+def sampling_of(suite: Suite, config: Config, max_tokens: int) -> Sampling:
+    """How a suite's answers are sampled. ``max_tokens``: longest rollout, prompt included."""
+    settings, longest = suite.config, suite.max_new_tokens(config.rollout.max_new_tokens)
+    lengths = longest, settings.sampling_temperature, max_tokens, config.rollout.max_turns
+    stop = config.rollout.stop if settings.stop is None else settings.stop
+    decoding = Decoding(settings.top_p, settings.top_k, settings.min_p, tuple(stop))
+    return Sampling(settings.num_samples, *lengths, decoding)
+
+
+def as_result(suite: Suite, groups: Sequence[Group], settings: dict[str, object]) -> SuiteResult:
+    """Result by the groups of a suite's prompts, in their order."""
+    questions, unscored = [], {}
+    for prompt, group in zip(suite.prompts, groups, strict=True):
+        if why := _failure(group):
+            unscored[prompt.id] = why
+        else:
+            answers = [_answer(suite, prompt, rollout) for rollout in group.rollouts]
+            questions.append(Question(prompt.id, prompt.text, prompt.answer, answers))
+    config = suite.config
+    described = {"suite": asdict(config), "task": suite.task_config.name, **settings}
+    return SuiteResult(config.name, config.k, config.num_samples, suite.has_votes, questions, unscored, described)
+
+
+def _failure(group: Group) -> str:
+    """Why a group has no result; empty if it has. A timeout is the answer's own: it is wrong."""
+    if group.refused:
+        return ": ".join(filter(None, (group.refused, group.replica_failure)))
+    failed = [rollout for rollout in group.rollouts if rollout.status in ("infra_error", "unasked")]
+    return failed[0].failure or failed[0].status if failed else ""
+
+
+def _answer(suite: Suite, prompt: Prompt, rollout: Rollout) -> Answer:
+    scored = rollout.status in ("ok", "truncated")
+    return Answer(
+        sample=rollout.sample,
+        text=rollout.text,
+        final=suite.final(prompt, rollout.text),
+        correct=scored and correct(rollout.true_reward),
+        reward=rollout.true_reward if scored else 0.0,
+        status=rollout.status,
+        num_tokens=rollout.num_model_tokens,
+        readings=suite.readings(prompt, rollout.text),
+    )

@@ -1,0 +1,137 @@
+"""``titan-rl eval MODEL --suite NAME``: a model on suites, without a trainer and without a run.
+
+Its results are a table, and a folder: for each suite a JSON of its estimates and a Parquet of every answer.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from titan_rl.config.io.printable import say
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.sections.schema import Config, TaskConfig
+from titan_rl.controller.preflight.checks import Checked, check, read_config, resolve, tokenizer_of
+from titan_rl.controller.preflight.data_checks import longest_prompt
+from titan_rl.controller.wiring import Actors
+from titan_rl.data.storage.files import replace_text
+from titan_rl.environments.rollout.suites import make_suites
+from titan_rl.mesh.meshes import ALL_PARTS
+from titan_rl.models.layers.rope import num_positions
+from titan_rl.records.evaluations.files import write_results
+from titan_rl.records.evaluations.results import SuiteResult
+from titan_rl.records.evaluations.tables import table
+from titan_rl.records.run_directory.path_checks import check_no_modules, check_place
+from titan_rl.records.run_directory.rundir import package_versions
+from titan_rl.records.run_directory.sources import find_sources
+
+OF_SUITES = ("file", "prompts", "k", "samples", "temperature", "max_new_tokens")
+"""Arguments that are a suite's own keys."""
+
+
+def toml_of(options: argparse.Namespace) -> str | None:
+    """TOML of an evaluation: ``--config``, or ``--file`` where that is no suite's data. Errors: ConfigError."""
+    is_data = options.suite and options.file and not options.file.endswith(".toml")
+    if options.config and options.file and not is_data:
+        raise ConfigError(f"{options.config} and {options.file}: an evaluation has one TOML; give one of them")
+    return options.config or (None if is_data else options.file)
+
+
+def evaluate(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> int:
+    """Evaluate and write the results; the exit code. Errors: ConfigError before anything starts."""
+    folder = _folder(options)
+    checked = checked_suites(options, overrides)
+    results = asyncio.run(_evaluate(checked))
+    write_results(folder, results)
+    replace_text(folder / "evaluation.json", json.dumps(_record(checked, results), indent=2) + "\n")
+    say(json.dumps([result.as_dict() for result in results]) if options.json else table(results))
+    if not options.json:
+        say(f"wrote {folder}")
+    return 0
+
+
+def checked_suites(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> Checked:
+    """Checked configuration of an evaluation. Errors: ConfigError."""
+    toml = toml_of(options)
+    config = load_config(toml, overrides)
+    if config.model.path == "tiny":
+        raise ConfigError("eval needs a model: give its Hugging Face directory")
+    home = Path(config.model.path)
+    check_no_modules(home.parent if (home.parent / "config.json").is_file() else home)  # a run directory holds models
+    chooses_style = toml is None and "style" not in overrides.get("task", {})
+    suites = _suites(options, config.eval.suites, style=_style(config) if chooses_style else None)
+    config = _without_training(config, suites)
+    if toml is None and "seq_len" not in overrides.get("training", {}):
+        config = _long_enough(config)
+    return check(config, keys=())
+
+
+def _without_training(config: Config, suites: list[dict[str, Any]]) -> Config:
+    """Model, engines and verifiers of a run, with suites in the place of its task."""
+    task = config.task
+    return Config(
+        **{name: getattr(config, name) for name in ("run", "model", "rollout", "generator", "verifier", "mesh")},
+        task=TaskConfig(style=task.style, keep_special=task.keep_special, sandbox=task.sandbox),
+        eval=replace(config.eval, suites=suites, grader=""),
+        titan={name: table for name, table in config.titan.items() if name == "training"},
+    )
+
+
+def _suites(options: argparse.Namespace, tables: Sequence[dict[str, Any]], style: str | None) -> list[dict[str, Any]]:
+    """Tables of the suites that are asked for: those of the TOML, with what the command line says over them."""
+    known = {table.get("name"): table for table in tables}
+    names = options.suite or list(known)
+    if len(names) > 1 and options.file and options.file != toml_of(options):
+        raise ConfigError(f"--file {options.file}: of several suites each has its own: give them as [[eval.suites]]")
+    given = {key: getattr(options, key) for key in OF_SUITES if getattr(options, key) is not None}
+    if given.get("file") == toml_of(options):
+        given.pop("file", None)
+    styled = {} if style is None else {"style": style}
+    return [styled | known.get(name, {"name": name}) | given for name in names]
+
+
+def _style(config: Config) -> str:
+    """``chat`` where the model has a chat template."""
+    return "chat" if getattr(tokenizer_of(config), "chat_template", None) else "compact"
+
+
+def _long_enough(config: Config) -> Config:
+    """With room for the longest question and answer, as far as the model has positions. Errors: ConfigError."""
+    tokenizer, needed = tokenizer_of(config), 0
+    for suite in make_suites(config):
+        asked = suite.with_prompts(config.eval.prompts)
+        needed = max(needed, longest_prompt(asked, tokenizer) + asked.max_new_tokens(config.rollout.max_new_tokens))
+    checked = resolve(config)
+    room = min(max(needed, checked.titan.training.seq_len), num_positions(read_config(checked)))
+    training = config.titan.get("training", {}) | {"seq_len": room}
+    return replace(config, titan=config.titan | {"training": training})
+
+
+async def _evaluate(checked: Checked) -> list[SuiteResult]:
+    async with Actors(checked, checked.config.model.path, ALL_PARTS - {"trainer"}) as actors:
+        return await actors.evaluate_suites()
+
+
+def _record(checked: Checked, results: Sequence[SuiteResult]) -> dict[str, Any]:
+    """What was evaluated, to do it again."""
+    return {
+        "model": checked.config.model.path,
+        "seed": checked.config.run.seed,
+        "suites": [result.as_dict() for result in results],
+        "sources": find_sources(checked.config),
+        "packages": package_versions(),
+    }
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    """Folder of the results, not made yet. Errors: ConfigError if it holds something, or cannot be made."""
+    name = f"{Path(options.dir).resolve().name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = options.out or Path("evaluations", name)
+    check_place(folder, write=True)
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty: give another --out")
+    return folder

@@ -1,0 +1,1 @@
+"""Tasks of public evaluation sets, each in the set's own schema."""

@@ -1,0 +1,1 @@
+"""Results of evaluations on suites: estimators, records, tables."""
