@@ -35,7 +35,9 @@ def _parser() -> Parser:
     evaluate = commands.add_parser("eval", help="a Hugging Face directory on suites, or its held-out accuracy")
     evaluate.add_argument("dir", help="the model")
     evaluate.add_argument("--task", help="a task's name, as task.name")
-    evaluate.add_argument("--file", help="TOML to take the task and the rest from; with --suite, the suite's data file")
+    evaluate.add_argument(
+        "--file", help="TOML to take the task and the rest from; with --suite, the suite's data, else of the Hub"
+    )
     evaluate.add_argument("--config", metavar="TOML", help="the same TOML, beside a --file of data")
     evaluate.add_argument(
         "--suite",

@@ -3,12 +3,15 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from chat_templates import SCHEMA
 from model_texts import MODELS, byte_pairs
 
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.config.sections.schema import DataConfig, TaskConfig
+from titan_rl.data.rows.datasets import read_files
 from titan_rl.data.rows.examples import make_example
 from titan_rl.data.rows.row_messages import messages, template_options, tools, without_filled
 from titan_rl.data.rows.row_shapes import read_row
@@ -257,3 +260,63 @@ def test_a_prompts_row_has_its_tools_and_options(tmp_path):
     assert encoded == {tuple(first), tuple(by_transformers(tokenizer, [USER], add_generation_prompt=True))}
     compact = RowsTask(TaskConfig(name="jsonl", options=options), [str(tmp_path)])
     assert "rows.jsonl line 1: 'messages' need task.style" in refusal(lambda: compact.prompt("train", 1, 0))
+
+
+# rows as others write them
+
+
+TEXT = {"type": "object", "properties": {"b": {"type": "string"}}}
+OTHER = {"type": "function", "function": {"name": "add", "parameters": TEXT}}
+OPTIONS = {"enable_thinking": False}
+ASKING = {
+    "verl": ({"prompt": CALLED[:3], "reward_model": {"style": "rule", "ground_truth": "1"}}, {}),
+    "verl, its own places": (
+        {"prompt": CALLED[:3], "reward_model": {"ground_truth": "1"}, "extra_info": {"tools": [SCHEMA, OTHER]}},
+        {"tools": "extra_info.tools"},
+    ),
+    "trl": ({"prompt": CALLED[:3], "solution": "1"}, {}),
+    "openrlhf": ({"input": CALLED[:3], "label": "1"}, {}),
+}
+LEARNED = {
+    "trl": {"prompt": CALLED[:1], "completion": CALLED[1:]},
+    "trl, messages": {"messages": CALLED},
+    "verl": {"prompt": CALLED[:3], "reward_model": {"ground_truth": ANSWER["content"]}},
+    "tulu": {"messages": [*CALLED, USER], "ground_truth": ANSWER["content"]},
+}
+
+
+def write_rows(folder, rows: list[dict]) -> list[str]:
+    """The same rows as JSON lines and as Parquet, in which each row has all keys."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    return ["rows.jsonl", "rows.parquet"]
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_prompts_of_public_shapes_have_their_tools_options_and_calls(tmp_path, name):
+    row, columns = ASKING[name]
+    beside = {"chat_template_kwargs": OPTIONS} | ({} if columns else {"tools": [SCHEMA, OTHER]})
+    wanted = by_transformers(tokenizer_of(), CALLED[:3], tools=[SCHEMA, OTHER], add_generation_prompt=True, **OPTIONS)
+    for file in write_rows(tmp_path, [row | beside, row | beside | {_asking(row): [USER]}]):
+        options = {"file": file, "columns": columns}
+        task = RowsTask(TaskConfig(name="jsonl", style="chat", options=options), [str(tmp_path)])
+        prompts = task.every_prompt()
+        assert encode_prompt(task, tokenizer_of(), prompts[0]).tolist() == wanted, file
+        assert [prompt.answer for prompt in prompts] == ["1", "1"]
+        json.dumps(prompts[0].entry)
+
+
+def _asking(row: dict) -> str:
+    return "input" if "input" in row else "prompt"
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_demonstrations_of_public_shapes_have_their_tools_options_and_calls(tmp_path, name):
+    row, beside = LEARNED[name], {"tools": [SCHEMA, OTHER], "chat_template_kwargs": OPTIONS}
+    conversation = [*row["messages"], ANSWER] if name == "tulu" else CALLED
+    whole = by_transformers(tokenizer_of(), conversation, tools=[SCHEMA, OTHER], **OPTIONS)
+    (tmp_path / "held.jsonl").write_text('{"text": "else"}')
+    for file in write_rows(tmp_path, [row | beside]):
+        rows = read_files(DataConfig(file=file, held_out_file="held.jsonl"), "demonstrations", [str(tmp_path)])
+        tokens = make_example(rows.train[0], tokenizer_of(), as_chat=False).samples[0].tokens.tolist()
+        assert tokens == whole[: len(tokens)] and len(whole) - len(tokens) <= 1, file

@@ -60,9 +60,9 @@ def as_question(place: str, columns: Columns, mapped: Collection[str], section: 
     """
     column = _asking(place, columns, mapped, section)
     asked = columns[column]
-    if isinstance(asked, list) and column != "messages":  # verl, TRL; OpenRLHF's input
-        column, columns = "messages", columns | {"messages": asked}
     answer, worked = _answers(place, columns, column, mapped, section)
+    if isinstance(asked, list):  # verl, TRL; OpenRLHF's input
+        column, columns = "messages", columns | {"messages": asked}
     if answer is None and column == "messages" and at(columns, "task_name") is not None:  # NeMo-RL
         asked, answer = _without_answer(columns["messages"])
         columns = columns | {"messages": asked}
