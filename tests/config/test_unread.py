@@ -50,6 +50,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "orpo": {"algorithm": {"name": "orpo"}, "data": {"file": "a.jsonl"}},
     "reward_model": {"algorithm": {"name": "reward_model"}, "data": {"file": "a.jsonl"}},
     "sft by shares": {"algorithm": {"name": "sft", "aggregation": "constant"}, "data": {"file": "a.jsonl"}},
+    "suites as chats": {"eval": {"suites": [{"name": "gsm8k", "style": "chat"}]}},
+    "sft with suites": {
+        "algorithm": {"name": "sft"},
+        "data": {"file": "a.jsonl"},
+        "eval": {"suites": [{"name": "gsm8k"}]},
+    },
 }
 OF_ROLLOUTS = {
     *("rollout", "filter", "curriculum", "generator", "verifier", "reward_model", "eval.grader"),
@@ -122,6 +128,11 @@ UNREAD: dict[str, set[str]] = {
     "orpo": {"hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS, *OF_TASK, *MADE, "algorithm.aggregation"},
     "reward_model": {"hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS, *OF_TASK, *MADE, "algorithm.aggregation"},
     "sft by shares": {"hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS, *OF_TASK, *MADE},
+    "suites as chats": {*STEADY, "data", "hosts", *ROLES, *APART, *SWITCHED},
+    "sft with suites": {
+        *("hosts", *ROLES, *APART, *SWITCHED, *OF_TASK, *MADE, "generator.update", "generator.kv"),
+        *(OF_ROLLOUTS - {"generator", "verifier", "placement.generator"}),
+    },
 }
 """Sections and keys, by kind of run."""
 READ = {

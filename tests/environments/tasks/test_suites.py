@@ -322,6 +322,7 @@ MISTAKES = [
     ({"name": "gsm8k"}, "eval.suites.gsm8k.file = 'openai/gsm8k:main:test'"),
     ({"name": "math500"}, "`hf download HuggingFaceH4/MATH-500 --repo-type dataset`"),
     ({"name": "gsm8k", "file": [{"path": "FILE", "weight": 2.0}]}, "weights have no effect"),
+    ({"name": "x", "task": {"name": "jsonl", "options": {"file": [{"path": "a", "weight": 2.0}]}}}, "weights have no"),
     ({"name": "gsm8q"}, "did you mean 'gsm8k'?"),
     ({"name": "gsm8k", "file": "nowhere.jsonl"}, "eval.suites.gsm8k.file = 'nowhere.jsonl'"),
     ({"name": "gsm8k", "kk": 3}, "unknown key eval.suites.gsm8k.kk"),

@@ -1,5 +1,6 @@
 """``[[eval.suites]]``: what an evaluation asks, how often, and how answers are sampled."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
@@ -77,3 +78,9 @@ PRESETS = {
     "mbpp": Preset("google-research-datasets/mbpp:full:test", 1024),
 }
 """Sets by name; each is a task of that name, too."""
+
+
+def have_chats(suites: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a suite of ``eval.suites``, or its task, says that it is written as a chat."""
+    tables = [table for suite in suites for table in (suite, suite.get("task"))]
+    return any(isinstance(table, Mapping) and table.get("style") == "chat" for table in tables)

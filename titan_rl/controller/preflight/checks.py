@@ -39,12 +39,11 @@ from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import Task, make_task
 from titan_rl.environments.rewards.llm_judge import ask_judges, check_judges
-from titan_rl.environments.rollout.group import encode_prompt
 from titan_rl.environments.rollout.prompt_checks import (
     check_characters,
     check_demonstrations,
     check_seats,
-    place,
+    encode_checked,
     training_prompts,
 )
 from titan_rl.environments.rollout.suites import Suite
@@ -320,10 +319,7 @@ def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts:
         assert end is not None, "check_model_text has refused one without an end"
         largest = end
     for prompt in prompts:
-        try:
-            tokens = encode_prompt(checked.task, tokenizer, prompt)
-        except ConfigError as error:
-            raise ConfigError(f"{place(prompt)}: {error}") from None
+        tokens = encode_checked(checked.task, tokenizer, prompt)
         longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
     check_room(checked, longest)
     _check_ids(checked, largest)

@@ -7,11 +7,12 @@ from transformers import PreTrainedTokenizerBase
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import MADE, ChatTemplateConfig, Config
+from titan_rl.config.sections.suites import have_chats
 from titan_rl.data.rows.datasets import Dataset, FileRows, check_format, make_dataset, read_files
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.environments.interfaces.task import Task
-from titan_rl.environments.rollout.group import encode_prompt
+from titan_rl.environments.rollout.prompt_checks import encode_checked
 from titan_rl.environments.rollout.suites import Suite, make_suites
 from titan_rl.environments.rollout.synthetic_data import synthetic_rows
 
@@ -64,7 +65,7 @@ def load_suites(
 
 def longest_prompt(suite: Suite, tokenizer: PreTrainedTokenizerBase) -> int:
     """Tokens of a suite's longest question. Errors: ConfigError."""
-    return max(len(encode_prompt(suite.task, tokenizer, prompt)) for prompt in suite.prompts)
+    return max(len(encode_checked(suite.task, tokenizer, prompt)) for prompt in suite.prompts)
 
 
 def load_dataset(
@@ -106,7 +107,7 @@ def _check_chat(config: Config, is_chat: bool, answers: Iterable[Written]) -> No
     """Errors: ConfigError for a setting of chats that no row reads."""
     if config.data.chat and not any(isinstance(answer, str) for answer in answers):
         raise ConfigError("data.chat = true has no effect: each row has messages, which are chats anyway; leave it out")
-    if is_chat:
+    if is_chat or have_chats(config.eval.suites):
         return
     for key in ("text", "options", "date"):
         if (value := getattr(config.model.chat_template, key)) != getattr(ChatTemplateConfig(), key):

@@ -17,6 +17,7 @@ from titan_rl.config.errors import raise_findings
 from titan_rl.config.load import as_dict
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config
+from titan_rl.config.sections.suites import have_chats
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.trainer.roles.names import FROZEN, LEARNED
 from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan
@@ -104,8 +105,13 @@ def _judge(run: Run) -> str:
     )
 
 
+def _writes_chats(run: Run) -> bool:
+    has_chats = any(task.style == "chat" for task in all_tasks(run.config.task).values())
+    return run.on_data or has_chats or have_chats(run.config.eval.suites)
+
+
 _HAS_CHATS = _unless(
-    lambda run: run.on_data or any(task.style == "chat" for task in all_tasks(run.config.task).values()),
+    _writes_chats,
     "task.style = 'compact' writes prompts without a chat template; leave it out, or set task.style = 'chat'",
 )
 _HAS_ADAPTERS = _unless(

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 
+import numpy as np
+
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.conversation import first_unknown
 from titan_rl.data.text.message_forms import texts_of
@@ -80,6 +82,14 @@ def check_characters(task: Task, tokenizer: Tokenizer, prompts: Iterable[Prompt]
                     f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {field}: leave it out, "
                     f"or set model.path to another model"
                 )
+
+
+def encode_checked(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
+    """Tokens of a prompt. Errors: ConfigError that begins with its place."""
+    try:
+        return encode_prompt(task, tokenizer, prompt)
+    except ConfigError as error:
+        raise ConfigError(f"{place(prompt)}: {error}") from None
 
 
 def place(prompt: Prompt) -> str:

@@ -147,21 +147,15 @@ def suite_task(config: SuiteConfig, run: TaskConfig) -> TaskConfig:
         if task.name == MIXTURE or "name" not in config.task:
             raise ConfigError(f"{setting}.task.name: name one task; several are several suites")
     else:
-        options = {"file": _file_of(config), **config.options}
         name = config.suite or config.name
+        options = {"file": config.file or PRESETS[name].hub, **config.options}
         task = TaskConfig(name=name, options=options, style=style, system_prompt=system_prompt)
     if task.sandbox or task.keep_special:
         raise ConfigError(f"{setting}.task: sandbox and keep_special are the run's: set them in [task]")
     if task.system_prompt and task.style != "chat":
         raise ConfigError(f"{setting}.system_prompt needs style = 'chat': set it, or leave the other out")
+    check_unweighted(f"{setting}.file", task.options.get("file"))
     return replace(task, keep_special=run.keep_special)
-
-
-def _file_of(config: SuiteConfig) -> Any:
-    """Data file of a public set, by default its data set of the Hub. Errors: ConfigError."""
-    if config.file:
-        check_unweighted(f"{setting_of(config)}.file", config.file)
-    return config.file or PRESETS[config.suite or config.name].hub
 
 
 def make_suites(config: Config) -> list[Suite]:
