@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 
 import pytest
 import running
@@ -116,8 +116,12 @@ def test_the_help_of_train_lists_every_key_with_its_default_and_a_line(capsys):
     said = capsys.readouterr().out
     for section in fields(Config):
         if section.name != "titan":
-            keys = [f.name for f in fields(section.default_factory) if not f.name.startswith("_")]
-            assert all(f"\n  --{section.name}.{key}  (" in said for key in keys)
+            keys = [f for f in fields(section.default_factory) if not f.name.startswith("_")]
+            tables = [key.name for key in keys if is_dataclass(key.default_factory)]
+            assert all(f"\n  --{section.name}.{key.name}  (" in said for key in keys if key.name not in tables)
+            assert all(f"\n[{section.name}.{key}]\n  --{section.name}.{key}." in said for key in tables)
+    assert "\n[model.chat_template]\n  --model.chat_template.file  ('')\n" in said
+    assert "\n[task.options] with task.name = gsm8k\n  --task.options.file  (needed)\n" in said
     assert "\n  --run.seed  (1)\n      All randomness derives from it, by name.\n" in said
     assert "\n  --training.steps  (100)\n" in said and "\n  --optimizer.lr  (1e-05)\n" in said
     assert "\n  --parallelism.tensor_parallel_degree  (1)\n      " in said

@@ -21,6 +21,9 @@ from titan_rl.environments.servers.openenv import OpenEnvOptions
 from titan_rl.environments.tasks.calculator import CalculatorOptions
 from titan_rl.environments.tasks.code_task import CodeOptions
 from titan_rl.environments.tasks.gymnasium_task import GymnasiumOptions
+from titan_rl.environments.tasks.suites.base import SuiteOptions
+from titan_rl.environments.tasks.suites.gsm8k import GSM8KOptions
+from titan_rl.environments.tasks.suites.programs import ProgramOptions
 from titan_rl.environments.tasks.treasure_hunt import TreasureOptions
 from titan_rl.trainer.titan_config import titan_keys
 
@@ -35,6 +38,9 @@ _OPTIONS = {
     "gymnasium": GymnasiumOptions,
     "openenv": OpenEnvOptions,
     "nemo_gym": NemoGymOptions,
+    "gsm8k": GSM8KOptions,
+    "math500, aime, mmlu_pro, ifeval": SuiteOptions,
+    "humaneval, mbpp": ProgramOptions,
 }
 """``[task.options]`` by the names of the tasks that take them."""
 
