@@ -151,7 +151,7 @@ def _cuts(
     cuts: list[int] = []
     for number, (place, begin) in enumerate(zip(places, begins, strict=True)):
         end = beginning_of(place + 1, asks=False)
-        if end is None and number + 1 < len(places):
+        if end is None and number + 1 < len(places) and not _has_marks(tokenizer):
             end = _with_end_inside(tokenizer, rendered, begin, begins[number + 1])
         if begin is None or end is None or end <= begin:
             return None
@@ -166,9 +166,14 @@ def _with_end_inside(tokenizer: Tokenizer, rendered: str, begin: int | None, end
     return end if end_of_answer(tokenizer) in encode(tokenizer, rendered[begin:end]) else None
 
 
+def _has_marks(tokenizer: Tokenizer) -> bool:
+    """Whether the template marks with ``{% generation %}`` what the assistant wrote."""
+    return _GENERATION.search(str(tokenizer.chat_template)) is not None
+
+
 def _by_marks(tokenizer: Tokenizer, prompt: list[Message], conversation: list[Message], tools: Tools) -> Tokens:
     """By the template's own marks of what the assistant wrote."""
-    if not _GENERATION.search(str(tokenizer.chat_template)):
+    if not _has_marks(tokenizer):
         shorter = ", or rows of one answer" if len(conversation) - len(prompt) > 1 else ""
         raise ConfigError(
             "the model's chat template writes a conversation's beginning otherwise once it goes on, or opens the "
