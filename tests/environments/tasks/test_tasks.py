@@ -302,7 +302,7 @@ def test_no_more_are_scored_at_once_than_was_asked(fake_task):
 @pytest.mark.parametrize("end", ["hang up", "kill"])
 def test_nothing_outlives_a_scorer(fake_task, end):
     """Not even an answer that hangs, and whether its verifier or itself died."""
-    arguments = [json.dumps(asdict(TaskConfig())), "[]", "60", "4"]
+    arguments = [json.dumps(asdict(TaskConfig())), "[]", "[]", "60", "4"]
     process = subprocess.Popen(
         [sys.executable, "-m", "titan_rl.environments.scoring.scorer", *arguments],
         stdin=subprocess.PIPE,
