@@ -15,6 +15,7 @@ FORMS = {
     "monarch._rust_bindings:__file__": "str",
     "monarch._rust_bindings.monarch_hyperactor.supervision:SupervisionError": "class",
     "monarch._rust_bindings.monarch_hyperactor.supervision:MeshFailure.mesh_name": "getset_descriptor",
+    "monarch._rust_bindings.monarch_hyperactor.supervision:MeshFailure.report": "(self)",
     "monarch._rust_bindings.monarch_hyperactor.host_mesh:BootstrapCommand": "class",
     "monarch._src.actor.proc_mesh:_get_bootstrap_args": "()",
     "monarch._src.actor.endpoint:EndpointProperty": "class",
@@ -23,8 +24,11 @@ FORMS = {
 
 
 class Failure:
-    def __init__(self, mesh_name: str):
-        self.mesh_name = mesh_name
+    def __init__(self, mesh_name: str, report: str = ""):
+        self.mesh_name, self._report = mesh_name, report
+
+    def report(self) -> str:
+        return self._report
 
 
 @pytest.fixture
@@ -68,6 +72,15 @@ def test_a_fault_that_an_owner_knows_is_not(heard):
     for name in ("trainer_1-2GUiPq3wYvs", "trainer_1_sidecar-45xg8eyrNV9", "trainer_1", "trainer_10-2GUiPq3wYvs"):
         monarch.actor.unhandled_fault_hook(Failure(name))
     assert heard == ["trainer_10-2GUiPq3wYvs"]
+
+
+def test_a_message_to_a_known_actor_that_has_stopped_ends_no_program(heard):
+    actors.know_faults_of("trainer_1", "trainer_1_sidecar")
+    for name in ("trainer_1_sidecar", "stranger"):
+        report = f"client and all its descendants have failed:\n  undeliverable message for {name}.close() (call_one)"
+        monarch.actor.unhandled_fault_hook(Failure("client", report))
+        monarch.actor.unhandled_fault_hook(Failure(name))
+    assert heard == ["client", "stranger"]
 
 
 def test_what_the_hook_raises_ends_the_program_as_ever(monkeypatch):

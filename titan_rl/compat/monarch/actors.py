@@ -1,5 +1,6 @@
 """Monarch's actors: how their processes are started, what their calls raise, and who hears of their faults."""
 
+import re
 from collections.abc import Callable
 
 import monarch.actor
@@ -10,6 +11,7 @@ _BINDINGS = "monarch._rust_bindings.monarch_hyperactor"
 REACHES = (
     Reach(f"{_BINDINGS}.supervision:SupervisionError", "know that an actor is gone"),
     Reach(f"{_BINDINGS}.supervision:MeshFailure.mesh_name", "know whose fault an owner hears of by itself"),
+    Reach(f"{_BINDINGS}.supervision:MeshFailure.report", "know to whom a message was that came too late"),
     Reach(f"{_BINDINGS}.host_mesh:BootstrapCommand", "start a process behind a shell"),
     Reach("monarch._src.actor.proc_mesh:_get_bootstrap_args", "start a process as Monarch itself does"),
     Reach("monarch._src.actor.endpoint:EndpointProperty", "give concurrent endpoints types"),
@@ -26,6 +28,7 @@ __all__ = ["BootstrapCommand", "EndpointProperty", "MeshFailure", "SupervisionEr
 
 _MONARCHS_OWN = "logger"
 """The actor that Monarch puts into each process, which falls with the process's other actors."""
+_UNDELIVERABLE = re.compile(r"undeliverable message for ([\w-]+)\.")
 _known: set[str] = {_MONARCHS_OWN}
 
 
@@ -55,8 +58,16 @@ class _Unknown:
         self._hook = hook
 
     def __call__(self, failure: MeshFailure) -> None:
-        if not is_known(failure.mesh_name):
+        if not is_known(failure.mesh_name) and not is_known(recipient_of(failure)):
             self._hook(failure)
+
+
+def recipient_of(failure: MeshFailure) -> str:
+    """Mesh for which an undeliverable message was; empty for other failures.
+
+    Such a failure is the sender's, of this process: a call to an actor that has stopped, which hears of that itself."""
+    match = _UNDELIVERABLE.search(f"{failure}\n{failure.report()}")
+    return match[1] if match else ""
 
 
 def is_known(mesh_name: str) -> bool:
