@@ -27,6 +27,13 @@ class FakeNode:
         self.shutting_down = True
 
 
+def add(scheduler, node: FakeNode, kinds: dict[str, str]) -> None:
+    """Have a worker take part that has collected these tests."""
+    scheduling._kinds_file(node.workerinput).write_text(json.dumps(kinds))
+    scheduler.add_node(node)
+    scheduler.add_node_collection(node, list(kinds))
+
+
 def scheduled(pythons: list[str | None], kinds: dict[str, str], tmp_path, monkeypatch):
     """A scheduler that has given out its first files, and workers with these Pythons, the last for waiting tests."""
     monkeypatch.setattr(scheduling.tempfile, "gettempdir", lambda: str(tmp_path))
@@ -36,23 +43,19 @@ def scheduled(pythons: list[str | None], kinds: dict[str, str], tmp_path, monkey
     scheduler = scheduling.LongestFirst(config, log)
     nodes = [FakeNode(number, python) for number, python in enumerate(pythons)]
     for node in nodes:
-        scheduling._kinds_file(node.workerinput).write_text(json.dumps(kinds))
-        scheduler.add_node(node)
-        scheduler.add_node_collection(node, list(kinds))
+        add(scheduler, node, kinds)
     scheduler.schedule()
     return scheduler, nodes
 
 
-def run_all(scheduler, nodes: list[FakeNode], names: list[str]) -> dict[str, str]:
-    """Which worker ran each test, when all run at one pace."""
-    ran, next_ones = {}, [0] * len(nodes)
-    while any(place < len(node.given) for place, node in zip(next_ones, nodes, strict=True)):
-        for number, node in enumerate(nodes):
-            if next_ones[number] < len(node.given):
-                index = node.given[next_ones[number]]
-                next_ones[number] += 1
-                ran[names[index]] = node.gateway.id
-                scheduler.mark_test_complete(node, index)
+def run_all(scheduler, nodes: list[FakeNode], names: list[str], rounds: int = 1_000) -> dict[str, str]:
+    """Which worker ran each test, when all run at one pace and stop after so many tests each."""
+    ran = {}
+    for node in [node for _ in range(rounds) for node in nodes]:
+        if node.given:
+            index = node.given.pop(0)
+            ran[names[index]] = node.gateway.id
+            scheduler.mark_test_complete(node, index)
     return ran
 
 
@@ -73,6 +76,19 @@ def test_waiting_tests_run_beside_the_others_and_all_tests_run(tmp_path, monkeyp
     assert ran.keys() == kinds.keys() and all(node.shutting_down for node in nodes)
     assert {kinds[name] for name, worker in ran.items() if worker == "gw2"} == {"waits"}
     assert len({worker for worker in ran.values()}) == 3
+
+
+def test_what_a_dead_worker_had_not_run_is_run_by_others(tmp_path, monkeypatch):
+    kinds = made_kinds()
+    scheduler, nodes = scheduled([None, None, None], kinds, tmp_path, monkeypatch)
+    ran = run_all(scheduler, nodes, list(kinds), rounds=20)
+    assert kinds.keys() - ran.keys() > {scheduler.remove_node(nodes[0])}, "three files are done, the fourth is not"
+    replacement = FakeNode(3, None)
+    add(scheduler, replacement, kinds)
+    scheduler.schedule()
+    rest = run_all(scheduler, [*nodes[1:], replacement], list(kinds))
+    assert rest.keys() == kinds.keys() - ran.keys() and "gw3" in rest.values()
+    assert all(node.shutting_down for node in [*nodes[1:], replacement])
 
 
 def test_every_fast_test_runs_on_the_other_python(tmp_path, monkeypatch):

@@ -110,6 +110,14 @@ class LongestFirst(LoadFileScheduling):
         file.unlink()
         super().add_node_collection(node, collection)
 
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Forget a worker that has ended or died, and hand on what it had not run.
+
+        xdist would hand on its finished files as well, and wait forever for a worker that was given nothing else."""
+        files = self.assigned_work[node]
+        self.assigned_work[node] = {scope: tests for scope, tests in files.items() if not all(tests.values())}
+        return super().remove_node(node)
+
     def _split_scope(self, nodeid: str) -> str:
         return f"{self._kinds[nodeid]} {file_of(nodeid)}"
 

@@ -28,7 +28,8 @@ __all__ = ["BootstrapCommand", "EndpointProperty", "MeshFailure", "SupervisionEr
 
 _MONARCHS_OWN = "logger"
 """The actor that Monarch puts into each process, which falls with the process's other actors."""
-_UNDELIVERABLE = re.compile(r"undeliverable message for ([\w-]+)\.")
+_RECIPIENT = re.compile(r"undeliverable message.*?dest: ([\w-]+)<\w+>\.([\w-]+)<", re.DOTALL)
+"""Actor and process in Monarch's report of a message that was not delivered."""
 _known: set[str] = {_MONARCHS_OWN}
 
 
@@ -58,16 +59,16 @@ class _Unknown:
         self._hook = hook
 
     def __call__(self, failure: MeshFailure) -> None:
-        if not is_known(failure.mesh_name) and not is_known(recipient_of(failure)):
+        if not any(map(is_known, (failure.mesh_name, *recipient_of(failure)))):
             self._hook(failure)
 
 
-def recipient_of(failure: MeshFailure) -> str:
-    """Mesh for which an undeliverable message was; empty for other failures.
+def recipient_of(failure: MeshFailure) -> tuple[str, ...]:
+    """Names of actor and process that did not get a message of this process; none for other failures.
 
-    Such a failure is the sender's, of this process: a call to an actor that has stopped, which hears of that itself."""
-    match = _UNDELIVERABLE.search(f"{failure}\n{failure.report()}")
-    return match[1] if match else ""
+    Monarch counts a message to an actor that has stopped as a fault of the sender, whose call fails of itself."""
+    match = _RECIPIENT.search(failure.report())
+    return match.groups() if match else ()
 
 
 def is_known(mesh_name: str) -> bool:

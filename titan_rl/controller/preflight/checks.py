@@ -116,111 +116,6 @@ def resolve(config: Config, num_held_out: int = 0, *, on_cpu: bool | None = None
     )
 
 
-@dataclass(frozen=True)
-class Check:
-    """Something that a run can be refused for."""
-
-    name: str
-    run: Callable[[Checked], Checked | None]
-    """What it found out beside, as a field of ``Checked``. Errors: ConfigError."""
-    needs: str = ""
-    """Check without which this one could not tell."""
-    applies: Callable[[Config], bool] = lambda config: True
-    asks_others: bool = False
-    """Whether it sends to a server; then it is the mend of everything else that comes first."""
-
-
-def _check_algorithm(checked: Checked) -> None:
-    check_algorithm(checked.algorithm, f"algorithm.name = {checked.config.algorithm.name!r}")
-
-
-def _check_adapted_head(checked: Checked) -> None:
-    if checked.config.lora.rank and checked.algorithm.head == "value":
-        raise ConfigError(
-            f"lora.rank = {checked.config.lora.rank}: algorithm.name = {checked.config.algorithm.name!r} trains a head "
-            f"for values, which adapters leave as it is: leave [lora] out"
-        )
-
-
-def _check_decoding(checked: Checked) -> None:
-    """Errors: ConfigError for settings of which the trainer would not have the distribution, or that end nothing."""
-    rollout, needs = checked.config.rollout, checked.algorithm.needs
-    set_keys = [key for key in ("top_p", "top_k", "min_p") if getattr(rollout, key) != getattr(RolloutConfig(), key)]
-    if set_keys and needs.teacher_words:
-        raise ConfigError(
-            f"rollout.{set_keys[0]} = {getattr(rollout, set_keys[0])}: {checked.config.algorithm.name!r} learns a "
-            f"teacher's {needs.teacher_words} likeliest words, of which sampling may leave some out: leave it out, or "
-            f"set algorithm.top_k = 0"
-        )
-    _check_top_k(checked, "rollout.top_k", rollout.top_k)
-
-
-def _check_top_k(checked: Checked, setting: str, top_k: int) -> None:
-    """Errors: ConfigError for as many words as the model has, or more."""
-    if (size := read_config(checked).vocab_size) <= top_k:
-        raise ConfigError(f"{setting} = {top_k}: the model has {size} tokens; give fewer, or 0 for all")
-
-
-def _samples(config: Config) -> bool:
-    return not config.data.file
-
-
-CHECKS = (
-    Check("settings together", lambda c: check_together(c.config, c.titan)),
-    Check("algorithm", _check_algorithm),
-    Check("model", lambda c: check_model(c.config, c.family)),
-    Check("adapted head", _check_adapted_head),
-    Check("decoding", _check_decoding, needs="model", applies=lambda config: _samples(config)),
-    Check("roles", lambda c: check_roles(c.config, c.algorithm, c.family)),
-    Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family)),
-    Check("judges", lambda c: check_judges(c.config.task, c.config.verifier.score_timeout)),
-    Check("transport", lambda c: check_transport(c.config)),
-    Check("placement", lambda c: check_placement(c.config)),
-    Check("checkpoints", lambda c: check_checkpoints(c.config)),
-    Check("hosts", lambda c: replace(c, host_launcher=check_hosts(c.config))),
-    Check("trackers", lambda c: check_trackers(c.config.metrics)),
-    Check("dataset", lambda c: with_dataset(c), needs="model", applies=lambda config: not _samples(config)),
-    Check("prompts", lambda c: check_prompts(c), needs="model", applies=_samples),
-    Check("suites", lambda c: with_suites(c), needs="model", applies=lambda config: bool(config.eval.suites)),
-    Check(
-        "grader",
-        lambda c: check_grader(c.config.task, c.config.eval.grader, c.config.run.plugin_path),
-        applies=lambda config: bool(config.eval.grader) and _samples(config),
-    ),
-    Check(
-        "sandbox server",
-        lambda c: check_server(c.config.task.sandbox),
-        applies=lambda config: bool(config.task.sandbox) and _samples(config),
-        asks_others=True,
-    ),
-    Check("judges' servers", lambda c: ask_judges(c.config.task), applies=_samples, asks_others=True),
-    Check("task's servers", lambda c: c.task.check_ready(), applies=_samples, asks_others=True),
-)
-
-
-def check(config: Config, keys: Collection[str] | None = None) -> Checked:
-    """``keys``: which settings must have an effect; None: all. Errors: ConfigError with a line for whatever would keep
-    the run from its first step, as far as it can be told here."""
-    checked = resolve(config, config.eval.prompts)
-    read = Check("read", lambda c: check_read(c.config, c.algorithm, c.titan, c.task, keys))
-    findings: list[str] = []
-    failed: set[str] = set()
-    for each in (read, *CHECKS):
-        if each.needs in failed or (each.asks_others and findings) or not each.applies(checked.config):
-            continue
-        try:
-            checked = each.run(checked) or checked
-        except ConfigError as error:
-            findings += error.findings
-            failed.add(each.name)
-        except Exception:
-            if not findings:
-                raise
-            failed.add(each.name)  # by what was found before, or the next try tells
-    raise_findings(list(dict.fromkeys(findings)))
-    return checked
-
-
 def recheck_updates(checked: Checked, config: Config, keys: Collection[str]) -> Checked:
     """With other settings of optimizer, schedule and algorithm, all else being as it was checked.
 
@@ -468,3 +363,111 @@ def check_transport(config: Config) -> None:
             "mesh.transport = 'rdma_ibverbs' needs an RDMA network card, and there is none: leave it out, or take "
             "'rdma_tcp'"
         )
+
+
+# the whole run
+
+
+@dataclass(frozen=True)
+class Check:
+    """Check of a run's configuration."""
+
+    name: str
+    run: Callable[[Checked], Checked | None]
+    """Result: the configuration with what the check resolved, or None. Errors: ConfigError."""
+    needs: str = ""
+    """Check that must have passed before."""
+    applies: Callable[[Config], bool] = lambda config: True
+    asks_others: bool = False
+    """Whether it sends to a server: only where nothing else was found."""
+
+
+def _check_algorithm(checked: Checked) -> None:
+    check_algorithm(checked.algorithm, f"algorithm.name = {checked.config.algorithm.name!r}")
+
+
+def _check_adapted_head(checked: Checked) -> None:
+    if checked.config.lora.rank and checked.algorithm.head == "value":
+        raise ConfigError(
+            f"lora.rank = {checked.config.lora.rank}: algorithm.name = {checked.config.algorithm.name!r} trains a head "
+            f"for values, which adapters leave as it is: leave [lora] out"
+        )
+
+
+def _check_decoding(checked: Checked) -> None:
+    """Errors: ConfigError for settings of which the trainer would not have the distribution, or that end nothing."""
+    rollout, needs = checked.config.rollout, checked.algorithm.needs
+    set_keys = [key for key in ("top_p", "top_k", "min_p") if getattr(rollout, key) != getattr(RolloutConfig(), key)]
+    if set_keys and needs.teacher_words:
+        raise ConfigError(
+            f"rollout.{set_keys[0]} = {getattr(rollout, set_keys[0])}: {checked.config.algorithm.name!r} learns a "
+            f"teacher's {needs.teacher_words} likeliest words, of which sampling may leave some out: leave it out, or "
+            f"set algorithm.top_k = 0"
+        )
+    _check_top_k(checked, "rollout.top_k", rollout.top_k)
+
+
+def _check_top_k(checked: Checked, setting: str, top_k: int) -> None:
+    """Errors: ConfigError for as many words as the model has, or more."""
+    if (size := read_config(checked).vocab_size) <= top_k:
+        raise ConfigError(f"{setting} = {top_k}: the model has {size} tokens; give fewer, or 0 for all")
+
+
+def _samples(config: Config) -> bool:
+    return not config.data.file
+
+
+CHECKS = (
+    Check("settings together", lambda c: check_together(c.config, c.titan)),
+    Check("algorithm", _check_algorithm),
+    Check("model", lambda c: check_model(c.config, c.family)),
+    Check("adapted head", _check_adapted_head),
+    Check("decoding", _check_decoding, needs="model", applies=_samples),
+    Check("roles", lambda c: check_roles(c.config, c.algorithm, c.family)),
+    Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family)),
+    Check("judges", lambda c: check_judges(c.config.task, c.config.verifier.score_timeout)),
+    Check("transport", lambda c: check_transport(c.config)),
+    Check("placement", lambda c: check_placement(c.config)),
+    Check("checkpoints", lambda c: check_checkpoints(c.config)),
+    Check("hosts", lambda c: replace(c, host_launcher=check_hosts(c.config))),
+    Check("trackers", lambda c: check_trackers(c.config.metrics)),
+    Check("dataset", with_dataset, needs="model", applies=lambda config: not _samples(config)),
+    Check("prompts", check_prompts, needs="model", applies=_samples),
+    Check("suites", with_suites, needs="model", applies=lambda config: bool(config.eval.suites)),
+    Check(
+        "grader",
+        lambda c: check_grader(c.config.task, c.config.eval.grader, c.config.run.plugin_path),
+        applies=lambda config: bool(config.eval.grader) and _samples(config),
+    ),
+    Check(
+        "sandbox server",
+        lambda c: check_server(c.config.task.sandbox),
+        applies=lambda config: bool(config.task.sandbox) and _samples(config),
+        asks_others=True,
+    ),
+    Check("judges' servers", lambda c: ask_judges(c.config.task), applies=_samples, asks_others=True),
+    Check("task's servers", lambda c: c.task.check_ready(), applies=_samples, asks_others=True),
+)
+
+
+def check(config: Config, keys: Collection[str] | None = None) -> Checked:
+    """``keys``: which settings must have an effect; None: all. Errors: ConfigError with a line for whatever would keep
+    the run from its first step, as far as it can be told here."""
+    checked = resolve(config, config.eval.prompts)
+    read = Check("read", lambda c: check_read(c.config, c.algorithm, c.titan, c.task, keys))
+    findings: list[str] = []
+    failed: set[str] = set()
+    for each in (read, *CHECKS):
+        if each.needs in failed or (each.asks_others and findings) or not each.applies(checked.config):
+            continue
+        try:
+            checked = each.run(checked) or checked
+        except ConfigError as error:
+            findings += error.findings
+            failed.add(each.name)
+        except Exception:
+            if not findings:
+                raise
+            failed.add(each.name)  # a finding may be its cause; if not, it is raised once that is mended
+    raise_findings(list(dict.fromkeys(findings)))
+    return checked
