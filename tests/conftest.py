@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import failures
 import pytest
 import scheduling
 import skips
@@ -38,6 +39,7 @@ def pytest_configure(config):
         torch.set_num_threads(len(cores))
         scheduling.forget_search_path_of_xdist()
         return
+    config.pluginmanager.register(failures.FailuresAtOnce())
     if config.option.record_durations:
         config.pluginmanager.register(scheduling.Durations())
     if config.option.expected_skips:

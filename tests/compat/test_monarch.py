@@ -33,6 +33,13 @@ UNDELIVERABLE = """The actor <monarch._src.actor.actor_mesh.RootClientActor clie
 """Monarch 0.7's report of a call that arrived after the actor had stopped."""
 
 
+NOT_STOPPED = """The actor proc_mesh_controller_{mesh}-cs7vc8y8og6<41PkpdQBT88>.local<yAVjbDgoeFZ>@ipc:///241.1 \
+and all its descendants have failed:
+  error stopping proc mesh: statuses: Timeout(30.000774123s)=0..1
+"""
+"""Monarch 0.7's report of a mesh that was told to stop and did not say that it has."""
+
+
 class Failure:
     def __init__(self, mesh_name: str, report: str = ""):
         self.mesh_name, self._report = mesh_name, report
@@ -97,6 +104,16 @@ def test_a_fault_that_an_owner_knows_is_not(heard):
 def test_a_message_to_a_known_actor_that_has_stopped_ends_no_program(heard, actor, process, is_heard):
     actors.know_faults_of("trainer_1", "trainer_1_sidecar")
     monarch.actor.unhandled_fault_hook(Failure("<none>", UNDELIVERABLE.format(actor=actor, process=process)))
+    assert heard == ["<none>"] * is_heard
+
+
+@pytest.mark.parametrize(
+    ("mesh", "is_heard"), [("generator_0_6", False), ("generator_0_61", True), ("strangers", True)]
+)
+def test_a_mesh_of_ours_that_does_not_say_that_it_stopped_ends_no_program(heard, mesh, is_heard):
+    """It would end a notebook's kernel half a minute after its session was closed."""
+    actors.know_faults_of("generator_0_6", "generator_0_6_sidecar")
+    monarch.actor.unhandled_fault_hook(Failure("<none>", NOT_STOPPED.format(mesh=mesh)))
     assert heard == ["<none>"] * is_heard
 
 

@@ -147,6 +147,33 @@ def test_a_skip_that_is_not_expected_fails_the_session(tmp_path, workers):
     assert second.returncode == 0 and "UNEXPECTED" not in second.stdout, second
 
 
+DIES = """
+import os
+
+def test_fails():
+    assert 1 == 2
+
+def test_dies():
+    os._exit(1)
+
+def test_passes():
+    pass
+"""
+
+
+def test_a_failure_and_a_dead_worker_are_told_at_once(tmp_path):
+    (tmp_path / "test_it.py").write_text(DIES)
+    options = ["-q", "-p", "no:cacheprovider", "-n", "1", "--no-summary", "test_it.py"]
+    program = f"import failures, pytest, sys; sys.exit(pytest.main({options}, [failures.FailuresAtOnce()]))"
+    environment = {"PYTHONPATH": f"{SUPPORT / 'session'}", "PATH": "/usr/bin:/bin"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 1, ended
+    assert "FAILED test_it.py::test_fails (call): assert 1 == 2" in ended.stdout, ended.stdout
+    assert "worker 'gw0' crashed while running 'test_it.py::test_dies'" in ended.stdout, ended.stdout
+
+
 def test_what_may_be_skipped_is_there():
     """A pattern for a test that is gone would let another one hide behind it."""
     for pattern in skips.expected_patterns((TREE / "tests" / "expected_skips.txt").read_text()):

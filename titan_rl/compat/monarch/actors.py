@@ -30,6 +30,8 @@ _MONARCHS_OWN = "logger"
 """The actor that Monarch puts into each process, which falls with the process's other actors."""
 _RECIPIENT = re.compile(r"undeliverable message.*?dest: ([\w-]+)<\w+>\.([\w-]+)<", re.DOTALL)
 """Actor and process in Monarch's report of a message that was not delivered."""
+_CONTROLLED = re.compile(r"The actor (?:proc|actor)_mesh_controller_([\w-]+)<")
+"""Mesh whose controller failed in this process, in Monarch's report of it."""
 _known: set[str] = {_MONARCHS_OWN}
 
 
@@ -59,16 +61,17 @@ class _Unknown:
         self._hook = hook
 
     def __call__(self, failure: MeshFailure) -> None:
-        if not any(map(is_known, (failure.mesh_name, *recipient_of(failure)))):
+        if not any(map(is_known, (failure.mesh_name, *meshes_behind(failure)))):
             self._hook(failure)
 
 
-def recipient_of(failure: MeshFailure) -> tuple[str, ...]:
-    """Names of actor and process that did not get a message of this process; none for other failures.
+def meshes_behind(failure: MeshFailure) -> tuple[str, ...]:
+    """Names of the actors and processes that a failure without a mesh of its own is about.
 
-    Monarch counts a message to an actor that has stopped as a fault of the sender, whose call fails of itself."""
-    match = _RECIPIENT.search(failure.report())
-    return match.groups() if match else ()
+    Monarch counts as a fault of this process a message to an actor that has stopped, whose call fails of itself, and
+    a mesh that does not tell within 30 s that it stopped, whose processes its owner has killed by then."""
+    found = [form.search(failure.report()) for form in (_RECIPIENT, _CONTROLLED)]
+    return tuple(name for match in found if match for name in match.groups())
 
 
 def is_known(mesh_name: str) -> bool:
