@@ -60,8 +60,8 @@ async def run_group(
     """
     start, begun, task = time.perf_counter(), time.time(), task_of(task, prompt)
     try:
+        prompt_tokens = encode_prompt(task, tokenizer, prompt)
         tokenizer = with_options(tokenizer, prompt.template_options)
-        prompt_tokens = encode_messages(tokenizer, task.messages(prompt), task.tools_of(prompt))
         is_chat = not isinstance(task.messages(prompt), str)
     except ConfigError as error:
         return _failed_group(prompt, sampling.num_samples, str(error))
