@@ -3,6 +3,8 @@
 import asyncio
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import made_run
 import numpy as np
@@ -11,6 +13,7 @@ from running import overrides
 
 from titan_rl import train
 from titan_rl.config.load import ConfigError
+from titan_rl.controller.initial_policy import keep_policy
 from titan_rl.controller.preflight import recorded_config
 from titan_rl.controller.preflight import resume as resuming
 from titan_rl.controller.preflight.checks import resolve
@@ -172,6 +175,32 @@ def test_a_reference_that_is_wanted_later_is_not_said_to_be_gone(tmp_path):
     run_dir = made_run.made_run(tmp_path / "run", sft__steps=5)
     with pytest.raises(ConfigError, match="has not kept, since its algorithm needed none: set reference.path"):
         check(run_dir, **KL, sft__steps=5)
+
+
+def test_the_reference_is_the_policy_after_the_supervised_steps_that_were_done_last(tmp_path):
+    """A run that ends between them and its first checkpoint may be resumed with others."""
+    checked = resolve(made_run.config_of(tmp_path / "run", **KL, sft__steps=5))
+    run_dir, loaded = RunDir(tmp_path / "run"), []
+
+    class Trainer:
+        policy = ""
+
+        async def call(self, request):
+            *role, folder = request.arguments
+            if request.endpoint == "save_hf":
+                Path(folder).mkdir(parents=True)
+                (Path(folder) / "config.json").write_text(self.policy)
+            else:
+                loaded.append((*role, (Path(folder) / "config.json").read_text()))
+
+    class Roles:
+        async def load_role(self, role, folder):
+            pass
+
+    meshes = SimpleNamespace(trainer=Trainer(), roles=Roles())
+    for meshes.trainer.policy in ("after 5 steps", "after 20 steps"):
+        asyncio.run(keep_policy(checked.config, checked.algorithm, run_dir, meshes))
+    assert loaded == [("reference", "after 5 steps"), ("reference", "after 20 steps")]
 
 
 # what is said of settings that are other ones now

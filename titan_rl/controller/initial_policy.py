@@ -1,9 +1,10 @@
 """The model that a run starts from, and the policy as reinforcement learning began, if supervised steps came before.
 
-The latter is written once, as a Hugging Face directory in the run directory, so whoever serves as the
+The latter is written before step 1, as a Hugging Face directory in the run directory, so whoever serves as the
 reference finds it there: ranks that replace others, a run that is resumed, a replay.
 """
 
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,12 +79,14 @@ def check_resumed(config: Config, algorithm: Algorithm, run_dir: RunDir, recorde
 
 
 async def keep_policy(config: Config, algorithm: Algorithm, run_dir: RunDir, meshes: Meshes) -> None:
-    """Write the policy as it is now, unless that was done, and have the roles take it that begin as it."""
+    """Write the policy as it is now, and have the roles take it that begin as it.
+
+    One that is there is of a run that ended before its first checkpoint, perhaps after other supervised steps."""
     if not (path := kept_policy(config, algorithm, run_dir)):
         return
-    if not run_dir.kept_policy.exists():
-        with replacing(run_dir.kept_policy) as folder:
-            await meshes.trainer.call(TrainerEndpoints.save_hf(HostPath(folder)))
+    shutil.rmtree(run_dir.kept_policy, ignore_errors=True)
+    with replacing(run_dir.kept_policy) as folder:
+        await meshes.trainer.call(TrainerEndpoints.save_hf(HostPath(folder)))
     for role in _begin_as_policy(config, algorithm):
         await meshes.trainer.call(TrainerEndpoints.load_role(role, HostPath(path)))
         await meshes.roles.load_role(role, HostPath(path))
