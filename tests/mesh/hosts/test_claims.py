@@ -9,6 +9,7 @@ import ssl
 import threading
 
 import pytest
+from waiting import eventually
 
 from titan_rl.config.sections.hosts import parse_address
 from titan_rl.mesh.channel.tcp.pending_connections import MOST
@@ -47,6 +48,10 @@ class FakeCaller:
 
     def refuse(self, why: str, *, is_over: bool) -> None:
         self.got = (is_over, why)
+
+
+def num_threads(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
 
 
 @pytest.fixture
@@ -197,9 +202,8 @@ def test_silent_strangers_keep_no_controller_out(tmp_path, monkeypatch, scheme, 
         answers = asyncio.ensure_future(answering(reception, "there"))
         assert await asyncio.wait_for(ask_for_loop(address, FIRST, print), 60) == "there"
         await answers
-        ended = sum(reader.at_eof() for reader, _ in silent)
-        met = [thread for thread in threading.enumerate() if thread.name == "stranger"]
-        assert ended >= count - MOST and len(met) <= MOST, "the oldest were turned away, and no thread waits for them"
+        await eventually(lambda: sum(reader.at_eof() for reader, _ in silent) >= count - MOST, "the oldest's end", 60)
+        await eventually(lambda: num_threads("stranger") <= MOST, "the end of their threads", 60)
         for _, writer in silent:
             writer.close()
         reception.close()
