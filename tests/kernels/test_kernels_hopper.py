@@ -56,7 +56,8 @@ TUNED = ("_statistics_kernel", "_gradient_kernel")
 
 
 def of_config(config, dtype: str, **more) -> tuple[dict, dict]:
-    constants = config.kwargs | {"EVEN_D": True, "HAS_BIAS": False, "HAS_CAP": False, "bias": None} | more
+    without = dict.fromkeys(("HAS_BIAS", "HAS_CAP", "HAS_MASK"), False) | dict.fromkeys(("bias", "mask"))
+    constants = config.kwargs | {"EVEN_D": True} | without | more
     return constants, room.TYPES | dict.fromkeys(("hidden", "weight", "grad"), dtype)
 
 
@@ -80,8 +81,8 @@ def test_every_candidate_of_the_tuner(name, config):
 def test_the_choice_in_the_tuners_place_fits(name, dtype, target):
     config = linear_logprob._fixed_config(linear_logprob._CONFIGS, 4 if dtype == "*fp32" else 2)
     more = {"HAS_ENTROPY": True} if name == "_gradient_kernel" else {}
-    constants, types = of_config(config, dtype, HAS_BIAS=True, HAS_CAP=True, **more)
-    del constants["bias"]
+    constants, types = of_config(config, dtype, HAS_BIAS=True, HAS_CAP=True, HAS_MASK=True, **more)
+    del constants["bias"], constants["mask"]
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     made = compiled(getattr(linear_logprob, name), constants, target, types, **options)
     assert made.asm["cubin"] and made.metadata.shared <= SHARED[target.arch]

@@ -74,9 +74,9 @@ def test_the_gpu_script_rehearses(tmp_path):
 TYPES = {
     **dict.fromkeys(("hidden", "weight", "bias", "rows", "out"), "*bf16"),
     **dict.fromkeys(("target", "offsets", "carries", "addresses", "table", "total"), "*i64"),
-    **dict.fromkeys(("buffer", "last"), "*u8"),
+    **dict.fromkeys(("buffer", "last", "mask"), "*u8"),
     **dict.fromkeys(("S", "V", "D", "T", "M", "N", "K", "num_blocks", "num_splits", "words_per_split"), "i32"),
-    **dict.fromkeys(("hidden_stride", "weight_stride"), "i32"),
+    **dict.fromkeys(("hidden_stride", "weight_stride", "mask_stride", "first_word"), "i32"),
     **dict.fromkeys(("inverse_temperature", "temperature", "soft_cap", "discount", "factor"), "fp32"),
     **dict.fromkeys(("lower", "upper", "dual", "kl_coefficient", "kl_clip"), "fp32"),
 }
@@ -88,9 +88,12 @@ TILE = {
     "EVEN_D": True,
     "HAS_BIAS": False,
     "HAS_CAP": False,
+    "HAS_MASK": False,
     "bias": None,
+    "mask": None,
 }
-FULL_TILE = {"BLOCK_S": 64, "BLOCK_V": 128, "BLOCK_D": 64, "EVEN_D": False, "HAS_BIAS": True, "HAS_CAP": True}
+FULL_TILE = {"BLOCK_S": 64, "BLOCK_V": 128, "BLOCK_D": 64, "EVEN_D": False}
+FULL_TILE |= {"HAS_BIAS": True, "HAS_CAP": True, "HAS_MASK": True}
 CLIP = {"CISPO": False, "HAS_DUAL": True, "ESTIMATOR": "k3_unbiased", "BLOCK": 1024}
 PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "EVEN_K": True}
 
