@@ -127,8 +127,7 @@ def test_a_reference_in_processes_of_its_own_may_be_killed(shared, tmp_path):
     root = tmp_path / "run"
     process = running.start(root, **settings(reference__placement="own"))
     wait_for_event(root, "started", name="reference rank 0")
-    while len(losses(root) if (root / "metrics.jsonl").exists() else []) < 2:
-        assert process.poll() is None, running.output(root)[-3000:]
+    running.wait_for_step(root, 2)
     strike(root, "reference rank 0")
     assert process.wait(180) == 0, running.output(root)[-3000:]
     assert losses(root) == losses(shared)
