@@ -177,7 +177,7 @@ class Run:
         none = SimpleNamespace()
         meshes = SimpleNamespace(trainer=self.trainer)
         parts = (meshes, self.steps, none, none, nonfinite_batches, none, reporter, self.progress, self.left_out)
-        self.controller = OfflineController(self.run_dir, StopRequest(), DataComponents(*parts))
+        self.controller = OfflineController(self.run_dir, (), StopRequest(), DataComponents(*parts))
 
     def go(self, steps: int = STEPS) -> dict[int, tuple[float, float]]:
         """Loss and gradient norm of each step that had an update."""
