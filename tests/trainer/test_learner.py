@@ -349,6 +349,14 @@ def test_a_checkpoint_in_a_store_is_the_same(make_learner, tmp_path):
     assert train(resumed, 1).loss == train(learner, 1).loss
 
 
+def test_why_a_checkpoint_could_not_be_written_is_said(make_learner, tmp_path):
+    saver = BackgroundSave(make_learner())
+    (tmp_path / "checkpoint").write_text("a file in its place")
+    saver.begin(tmp_path / "checkpoint")
+    with pytest.raises(RuntimeError, match=r"^rank 0: (FileExists|NotADirectory)Error: .*checkpoint"):
+        saver.wait()
+
+
 @pytest.mark.parametrize("by", ["checkpoint", "snapshot"])
 def test_what_is_loaded_goes_on_under_the_settings_of_now_from_the_first_update_on(make_learner, tmp_path, by):
     learner = make_learner()

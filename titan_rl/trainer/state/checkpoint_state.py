@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from titan_rl.compat.torch.checkpoint import FsspecWriter
 from titan_rl.models.weights.shards import is_adapter
 from titan_rl.trainer.model.optimizer import load_optimizer
-from titan_rl.trainer.state.plain_state import StateError, load_state, read_metadata
+from titan_rl.trainer.state.plain_state import StateError, load_state, read_metadata, reason_of
 
 if TYPE_CHECKING:  # they bring TorchTitan along
     from titan_rl.trainer.learning import LearningModel
@@ -131,7 +131,7 @@ class BackgroundSave:
         if not self._writing.done():
             return None
         error = self._writing.exception()
-        return "" if error is None else f"{type(error).__name__}: {error}"
+        return "" if error is None else reason_of(error)
 
     def wait(self) -> None:
         """Wait for the end of the save. Errors: RuntimeError if it failed."""

@@ -120,10 +120,17 @@ def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) ->
             if no_dist:  # as was asked for, which torch warns of
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
             load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=no_dist)
-    except CheckpointException as failure:  # a BaseException, which holds what each rank raised
-        rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
-        message = " ".join(str(error).split())[:_SHOWN]
-        raise StateError(f"{folder} cannot be loaded (rank {rank}): {type(error).__name__}: {message}") from error
+    except CheckpointException as failure:  # a BaseException
+        raise StateError(f"{folder} cannot be loaded: {reason_of(failure)}") from failure
+
+
+def reason_of(failure: BaseException) -> str:
+    """Reason for a failed save or load, in one line; of DCP's exception, what its first rank raised."""
+    where = ""
+    if isinstance(failure, CheckpointException):
+        rank, (failure, _) = min(failure.failures.items(), key=lambda item: item[0])
+        where = f"rank {rank}: "
+    return f"{where}{type(failure).__name__}: {' '.join(str(failure).split())[:_SHOWN]}"
 
 
 def read_metadata(folder: Path) -> Metadata:
