@@ -21,7 +21,8 @@ def command(arguments):
         if "runs" in arguments:
             asyncio.run(wait())
         print("waits", flush=True)
-        time.sleep(60)
+        for _ in range(600):
+            time.sleep(0.1)  # a signal right before the system call does not end it
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which a suite below nohup has ignored
 signal.signal(signal.SIGINT, signal.SIG_IGN if "background" in sys.argv else signal.default_int_handler)
