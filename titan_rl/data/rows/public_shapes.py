@@ -71,9 +71,8 @@ def as_question(place: str, columns: Columns, mapped: Collection[str], section: 
         column, columns = "messages", columns | {"messages": asked}
     elif column == "instruction":
         column, columns = "question", columns | {"question": _instructed(columns)}
-    if (
-        answer is None and "answer" not in mapped and column == "messages" and at(columns, "task_name") is not None
-    ):  # NeMo-RL
+    of_nemo_rl = column == "messages" and at(columns, "task_name") is not None
+    if of_nemo_rl and answer is None and "answer" not in mapped:
         asked, answer = _without_answer(columns["messages"])
         columns = columns | {"messages": asked}
     if columns.get("answer") is None and answer is not None:
