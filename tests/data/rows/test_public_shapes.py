@@ -59,6 +59,8 @@ ASKED = {
     "alpaca": (alpaca, "Add.\n\n3 and 2", "5", "5"),
 }
 """What is asked, the expected answer, and the worked one."""
+REWARDS = dict.fromkeys(ASKED, "gsm8k") | {"math": "math"}
+"""Rule that reads the shape's expected answers."""
 LEARNED = {
     "sft": {
         "gsm8k": (gsm8k, "3 apples and 2?", gsm8k(3)["answer"]),
@@ -116,7 +118,7 @@ def all_prompts(task) -> list:
 def test_a_public_shape_asks_and_expects_what_its_set_means(tmp_path, name):
     make, asked, expected, worked = ASKED[name]
     for file in write_both(tmp_path, make):
-        task = rows_task(tmp_path, style="chat", reward="gsm8k", file=file)
+        task = rows_task(tmp_path, style="chat", reward=REWARDS[name], file=file)
         [prompt] = [each for each in all_prompts(task) if each.text == asked]
         assert (prompt.answer, task.demonstration(prompt)) == (expected, worked)
         assert task.messages(prompt) == [user(asked)]
@@ -130,7 +132,7 @@ def test_a_public_shape_asks_and_expects_what_its_set_means(tmp_path, name):
 def test_a_public_shape_passes_every_check_of_a_run(tmp_path, name, chat_model):
     make, *_ = ASKED[name]
     write(tmp_path, [make(n) for n in range(COUNT)])
-    task = {"name": "jsonl", "style": "chat", "reward": "gsm8k", "options": {"file": "questions.jsonl"}}
+    task = {"name": "jsonl", "style": "chat", "reward": REWARDS[name], "options": {"file": "questions.jsonl"}}
     tables = {"run": {"plugin_path": [str(tmp_path)]}, "model": {"path": chat_model}, "task": task}
     checked = check(load_config(None, tables | {"training": {"seq_len": 200, "steps": 3}}))
     assert len(checked.held_out) + checked.task.size.train == COUNT
@@ -366,6 +368,27 @@ def test_a_row_is_rewarded_as_its_set_is(tmp_path):
         is_gsm8k = task.row(prompt)["data_source"] == "openai/gsm8k"
         assert task.score(prompt, [f"#### {prompt.answer}"]) == {"right": 1.0}
         assert task.score(prompt, [f"So \\boxed{{{prompt.answer}}}"]) == {"right": float(not is_gsm8k)}
+
+
+def test_a_worked_answer_is_learned_where_the_rows_own_reward_reads_its_end(tmp_path):
+    rows = [gsm8k(n) | {"data_source": "ab"[n % 2]} for n in range(COUNT)]
+    task = sourced(tmp_path, {"a": "gsm8k", "b": "task"}, rows)
+    for prompt in all_prompts(task):
+        worked = task.demonstration(prompt)
+        assert (worked == prompt.answer) == (task.row(prompt)["data_source"] == "b")
+        assert sum(task.score(prompt, [worked]).values()) == 1.0
+
+
+@pytest.mark.parametrize("reward", ["gsm8k", "gsm8k_flexible"])
+@pytest.mark.parametrize("answer", ["1/2", "50%", "72 apples", math(1)["solution"], "72..", "x"])
+def test_an_expected_answer_that_the_rule_never_finds_is_one_line(tmp_path, reward, answer):
+    write(tmp_path, [gsm8k(n) for n in range(COUNT)] + [{"question": "q", "answer": answer}])
+    line = mistake(tmp_path, reward=reward)
+    assert line.startswith("questions.jsonl line 9: the 'answer' ") and "is no number, so that no answer" in line
+    write(tmp_path, [verl(n) | {"answer": answer} for n in range(COUNT)])
+    rewards = {"openai/gsm8k": reward}
+    line = mistake(tmp_path, style="chat", rewards_by_source=rewards, columns={"answer": "answer"})
+    assert line.startswith("questions.jsonl line 1: the 'answer' ")
 
 
 @pytest.mark.parametrize(
