@@ -109,6 +109,22 @@ def test_tokens_are_those_of_apply_chat_template_with_the_same_arguments(convers
     assert sample_of(tokenizer, pair, "pairs").tokens.tolist() == whole[: len(sample.tokens)]
 
 
+@pytest.mark.parametrize("beside", [{"tools": [SCHEMA]}, {"chat_template_kwargs": {"enable_thinking": False}}])
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        ({"prompt": "a", "completion": "b"}, "demonstrations"),
+        ({"text": "a b"}, "demonstrations"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "pairs"),
+    ],
+)
+def test_what_a_template_reads_is_refused_beside_text_without_one(columns, kind, beside):
+    line = refusal(lambda: sample_of(tokenizer_of(), columns | beside, kind))
+    assert line.startswith(f"f line 3: {next(iter(beside))!r} needs data.chat = true")
+    row = read_row("f line 3", {"prompt": "a", "completion": "b"} | beside, "demonstrations", "auto")
+    assert len(make_example(row, tokenizer_of(), as_chat=True).samples) == 1
+
+
 def test_calls_are_learned_and_results_are_not():
     tokenizer = tokenizer_of()
     text = '<tool_call>\n{"name": "shout", "arguments": {"a": "ho", "n": 1}}\n</tool_call><|im_end|>'

@@ -34,7 +34,8 @@ from row_tasks import mistake, rows_task, write
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import DataConfig
 from titan_rl.controller.preflight.checks import check
-from titan_rl.data.rows.datasets import read_files
+from titan_rl.data.rows.datasets import read_files, read_rows
+from titan_rl.data.rows.file_sources import locate_sources
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.rollout.prompt_checks import training_prompts
 from titan_rl.models.builtin.tiny import make_tiny
@@ -55,8 +56,11 @@ ASKED = {
     "tulu": (tulu, "3 and 2?", "5", "5"),
     "verifiers": (verifiers, "3 and 2?", "5", "5"),
     "trl_text": (trl_text, "3 and 2?", "5", "5"),
+    "alpaca": (alpaca, "Add.\n\n3 and 2", "5", "5"),
 }
 """What is asked, the expected answer, and the worked one."""
+REWARDS = dict.fromkeys(ASKED, "gsm8k") | {"math": "math"}
+"""Rule that reads the shape's expected answers."""
 LEARNED = {
     "sft": {
         "gsm8k": (gsm8k, "3 apples and 2?", gsm8k(3)["answer"]),
@@ -114,7 +118,7 @@ def all_prompts(task) -> list:
 def test_a_public_shape_asks_and_expects_what_its_set_means(tmp_path, name):
     make, asked, expected, worked = ASKED[name]
     for file in write_both(tmp_path, make):
-        task = rows_task(tmp_path, style="chat", reward="gsm8k", file=file)
+        task = rows_task(tmp_path, style="chat", reward=REWARDS[name], file=file)
         [prompt] = [each for each in all_prompts(task) if each.text == asked]
         assert (prompt.answer, task.demonstration(prompt)) == (expected, worked)
         assert task.messages(prompt) == [user(asked)]
@@ -128,7 +132,7 @@ def test_a_public_shape_asks_and_expects_what_its_set_means(tmp_path, name):
 def test_a_public_shape_passes_every_check_of_a_run(tmp_path, name, chat_model):
     make, *_ = ASKED[name]
     write(tmp_path, [make(n) for n in range(COUNT)])
-    task = {"name": "jsonl", "style": "chat", "reward": "gsm8k", "options": {"file": "questions.jsonl"}}
+    task = {"name": "jsonl", "style": "chat", "reward": REWARDS[name], "options": {"file": "questions.jsonl"}}
     tables = {"run": {"plugin_path": [str(tmp_path)]}, "model": {"path": chat_model}, "task": task}
     checked = check(load_config(None, tables | {"training": {"seq_len": 200, "steps": 3}}))
     assert len(checked.held_out) + checked.task.size.train == COUNT
@@ -180,6 +184,135 @@ def test_columns_are_mapped_by_name_and_by_dotted_path(tmp_path):
 def test_an_unknown_column_is_one_line_with_the_nearest(tmp_path, columns, words):
     write(tmp_path, [{"problem": f"q{n}", "solution": "1", "more": {"truth": "1"}} for n in range(4)])
     assert words in mistake(tmp_path, columns=columns)
+
+
+def one_row(folder, kind: str, row: Row, columns: dict[str, str] | None = None, **settings):
+    """The row as it is learned, and what an answer to it is."""
+    write(folder, [row], "rows.jsonl")
+    settings = DataConfig(file="rows.jsonl", held_out_file="rows.jsonl", columns=columns or {}, **settings)
+    sources = locate_sources("data.file", settings.file, [str(folder)])
+    [parsed] = read_rows(sources, settings, kind)
+    return parsed.prompt, parsed.answers
+
+
+REWRITTEN = {"rewritten": "R", "final": "F", "number": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "columns", "prompt", "answer"),
+    [
+        ("demonstrations", gsm8k(3), {"prompt": "rewritten"}, "R", gsm8k(3)["answer"]),
+        ("demonstrations", gsm8k(3), {"question": "rewritten"}, "R", gsm8k(3)["answer"]),
+        ("demonstrations", gsm8k(3), {"completion": "final"}, "3 apples and 2?", "F"),
+        ("demonstrations", math(3), {"answer": "final"}, "What is $3 + 2$?", "F"),
+        ("demonstrations", math(3), {"answer": "number"}, "What is $3 + 2$?", "7"),
+        ("demonstrations", verl(3), {"answer": "final"}, verl(3)["prompt"], [assistant("F")]),
+        ("demonstrations", trl_text(3) | gsm8k(3), {"question": "rewritten", "answer": "final"}, "R", "F"),
+        ("labels", kto(3), {"question": "rewritten", "answer": "final"}, "R", "F"),
+        ("labels", openrlhf_label(3), {"answer": "final"}, "3 and 2?", "F"),
+        ("pairs", openrlhf_pair(3), {"question": "rewritten"}, "R", "5"),
+        ("pairs", openrlhf_pair(3) | {"prompt": "P"}, {"prompt": "rewritten"}, "R", "5"),
+    ],
+)
+def test_what_is_mapped_counts_before_all_other_columns(tmp_path, kind, row, columns, prompt, answer):
+    read_prompt, answers = one_row(tmp_path, kind, row | REWRITTEN, columns)
+    assert (read_prompt, answers[0]) == (prompt, answer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "columns", "words"),
+    [
+        ("demonstrations", gsm8k(1), {"chosen": "final"}, "'chosen' is no column of demonstrations"),
+        ("demonstrations", gsm8k(1), {"margin": "final"}, "'margin' is no column of demonstrations"),
+        ("demonstrations", gsm8k(1), {"label": "final"}, "'label' is no column of demonstrations"),
+        ("pairs", trl_pair(1), {"completion": "final"}, "'completion' is no column of pairs"),
+        ("labels", kto(1), {"margin": "final"}, "'margin' is no column of labels"),
+        ("labels", kto(1), {"question": "final", "prompt": "rewritten"}, "'question' and 'prompt' are the same column"),
+        (
+            "demonstrations",
+            nemo_rl(1),
+            {"question": "rewritten"},
+            "names 'question', and the row is read as 'messages'",
+        ),
+    ],
+)
+def test_a_mapping_without_effect_is_one_line(tmp_path, kind, row, columns, words):
+    write(tmp_path, [row | REWRITTEN], "rows.jsonl")
+    with pytest.raises(ConfigError) as caught:
+        read_files(DataConfig(file="rows.jsonl", columns=columns), kind, [str(tmp_path)])
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_format_reads_the_mapped_question_and_answer(tmp_path):
+    columns, row = {"question": "rewritten", "answer": "final"}, trl_text(3) | REWRITTEN
+    assert one_row(tmp_path, "demonstrations", row, columns, format="prompt_completion") == ("R", ["F"])
+
+
+# prompts of pairs
+
+TURNS = [user("Q1"), assistant("x"), user("Q2")]
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"prompt": "Q2 ", "before": TURNS}, TURNS),
+        ({"prompt": "Q1", "before": TURNS}, TURNS),
+        ({"prompt": TURNS, "before": TURNS}, TURNS),
+        ({"prompt": TURNS, "before": []}, TURNS),
+        ({"prompt": "Why?", "before": []}, [user("Why?")]),
+        ({"prompt": " Why? ", "before": [{"role": "system", "content": "Be brief."}, user("Why?")]}, None),
+    ],
+)
+def test_a_prompt_of_a_pair_is_asked_once_and_in_its_place(tmp_path, row, prompt):
+    conversations = {name: [*row["before"], assistant(name)] for name in ("chosen", "rejected")}
+    read = one_row(tmp_path, "pairs", {"prompt": row["prompt"]} | conversations)
+    assert read == (prompt or row["before"], [[assistant("chosen")], [assistant("rejected")]])
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "Q3", "chosen": [*TURNS, assistant("a")], "rejected": [*TURNS, assistant("b")]}, 'the prompt "Q3"'),
+        (openrlhf_pair(1) | {"prompt": "P"}, "'prompt' and 'input': keep one of them, or say which is meant"),
+        (openrlhf_pair(1) | {"question": "P", "prompt": "1 and 2?"}, "'prompt' and 'question': keep one of them"),
+        *(
+            (nemo_pair(1) | {"completions": [{"rank": rank, "completion": [assistant("a")]} for rank in ranks]}, words)
+            for ranks, words in [
+                ((1, 1), "'completions' are 1 and 1"),
+                (("10", "9"), '"10" and "9": give two different numbers'),
+                ((0, "1"), '0 and "1"'),
+                ((True, 0), "true and 0"),
+                ((None, 0), "null and 0"),
+            ]
+        ),
+    ],
+)
+def test_a_pair_whose_meaning_is_not_certain_is_one_line(tmp_path, row, words):
+    with pytest.raises(ConfigError) as caught:
+        one_row(tmp_path, "pairs", row)
+    assert str(caught.value).startswith("rows.jsonl line 1: ") and words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pair_is_asked_alpacas_instruction_with_its_input(tmp_path):
+    row = {"instruction": "Add.", "input": "1 and 2", "chosen": "3", "rejected": "no"}
+    assert one_row(tmp_path, "pairs", row) == ("Add.\n\n1 and 2", ["3", "no"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("So 5.\n#### 5", "5"),
+        ("#### -1,005.50", "-1005.50"),
+        ("#### $72", "$72"),
+        ("Intro\n\n#### Conclusion", "Intro\n\n#### Conclusion"),
+        ("#### 5 apples", "#### 5 apples"),
+    ],
+)
+def test_only_a_number_behind_hashes_is_the_final_answer(tmp_path, answer, expected):
+    write(tmp_path, [{"question": f"q{n}", "answer": answer} for n in range(4)])
+    assert {prompt.answer for prompt in all_prompts(rows_task(tmp_path))} == {expected}
 
 
 # rows that fit two shapes
@@ -235,6 +368,27 @@ def test_a_row_is_rewarded_as_its_set_is(tmp_path):
         is_gsm8k = task.row(prompt)["data_source"] == "openai/gsm8k"
         assert task.score(prompt, [f"#### {prompt.answer}"]) == {"right": 1.0}
         assert task.score(prompt, [f"So \\boxed{{{prompt.answer}}}"]) == {"right": float(not is_gsm8k)}
+
+
+def test_a_worked_answer_is_learned_where_the_rows_own_reward_reads_its_end(tmp_path):
+    rows = [gsm8k(n) | {"data_source": "ab"[n % 2]} for n in range(COUNT)]
+    task = sourced(tmp_path, {"a": "gsm8k", "b": "task"}, rows)
+    for prompt in all_prompts(task):
+        worked = task.demonstration(prompt)
+        assert (worked == prompt.answer) == (task.row(prompt)["data_source"] == "b")
+        assert sum(task.score(prompt, [worked]).values()) == 1.0
+
+
+@pytest.mark.parametrize("reward", ["gsm8k", "gsm8k_flexible"])
+@pytest.mark.parametrize("answer", ["1/2", "50%", "72 apples", math(1)["solution"], "72..", "x"])
+def test_an_expected_answer_that_the_rule_never_finds_is_one_line(tmp_path, reward, answer):
+    write(tmp_path, [gsm8k(n) for n in range(COUNT)] + [{"question": "q", "answer": answer}])
+    line = mistake(tmp_path, reward=reward)
+    assert line.startswith("questions.jsonl line 9: the 'answer' ") and "is no number, so that no answer" in line
+    write(tmp_path, [verl(n) | {"answer": answer} for n in range(COUNT)])
+    rewards = {"openai/gsm8k": reward}
+    line = mistake(tmp_path, style="chat", rewards_by_source=rewards, columns={"answer": "answer"})
+    assert line.startswith("questions.jsonl line 1: the 'answer' ")
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,23 @@ def test_characters_that_the_tokenizer_does_not_know_are_named(tmp_path):
     check_characters(task := rows_task(tmp_path), TOKENIZER, training_prompts(task, 1))
 
 
+def test_characters_of_a_worked_example_are_named(tmp_path):
+    rows = [{"question": f"{n}+1?", "answer": f"{n} × 1\n#### {n}"} for n in range(5)]
+    write(tmp_path, rows)
+    check_characters(task := rows_task(tmp_path, reward="gsm8k"), TOKENIZER, training_prompts(task, 1))
+    with pytest.raises(ConfigError, match=r"^questions.jsonl line \d: .*'×' in the worked example"):
+        check_demonstrations(task, 1, TOKENIZER, row_tokens=64, positions=64)
+
+
+def test_a_weighted_source_without_a_training_row_is_told_with_the_first_held_out_prompt(tmp_path):
+    write(tmp_path, sums(20), "a.jsonl")
+    write(tmp_path, sums(1), "b.jsonl")
+    write(tmp_path, sums(1), "held.jsonl")
+    sources = [{"path": "a.jsonl", "weight": 1.0}, {"path": "b.jsonl", "weight": 9.0}]
+    line = mistake(tmp_path, file=sources, held_out_file="held.jsonl")
+    assert line.startswith("task.options.file: no row of ") and "b.jsonl" in line
+
+
 def test_a_worked_example_that_fits_into_no_row_is_named_before_anything_starts(tmp_path):
     write(tmp_path, sums(5))  # from 0+0=0 to 4+4=8, and the end
     check_demonstrations(task := rows_task(tmp_path), 1, TOKENIZER, row_tokens=6, positions=6)

@@ -8,7 +8,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.registry import make_task
-from titan_rl.environments.rewards.answer_graders import gsm8k, gsm8k_flexible
+from titan_rl.environments.rewards.answer_graders import gsm8k, gsm8k_flexible, is_number
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,17 @@ def test_strict_agrees_with_the_regular_expression_of_the_field(answer, number):
     found = re.findall(r"#### (\-?[0-9\.\,]+)", answer)
     assert (found[-1].replace(",", "").rstrip(".") if found else "") == number
     assert not number or gsm8k(answer, number)
+
+
+@pytest.mark.parametrize("number", ["72", "-3", "1,072", "$72", " 72. ", "0.5", "72.0", "-.5"])
+def test_what_is_a_number_is_found_by_both_rules_where_it_is_the_answer(number):
+    plain = number.strip(" $")
+    assert is_number(number) and gsm8k(f"#### {plain}", number) and gsm8k_flexible(f"It is {plain}", number)
+
+
+@pytest.mark.parametrize("text", ["", " ", "1/2", "50%", "72 apples", "x", "72..", "1.2.3", "--1", "٧٢", "."])
+def test_what_is_no_number_is_not_expected(text):
+    assert not is_number(text)
 
 
 @pytest.mark.parametrize(

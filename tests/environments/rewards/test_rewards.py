@@ -133,6 +133,18 @@ def test_async_functions_run_to_their_end_in_one_loop(folder):
     assert [s.reward for s in score(folder, config("one_loop"), "a", "b", "c")] == [1.0, 1.0, 1.0]
 
 
+def test_a_function_is_given_what_was_asked_where_the_file_has_messages_with_the_answer(tmp_path):
+    (tmp_path / "asked_of_tests.py").write_text(
+        "def reward(prompt, completion, row):\n    return prompt == completion\n"
+    )
+    rows = [{"problem": f"P{n}?", "messages": [{"role": "assistant", "content": f"LEAK {n}"}]} for n in range(5)]
+    (tmp_path / "leak.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"file": "leak.jsonl", "columns": {"question": "problem"}}
+    task = make_task(TaskConfig(name="jsonl", reward="asked_of_tests:reward", options=options), [str(tmp_path)])
+    prompt = next(PromptStream(task, 1))
+    assert task.score(prompt, [prompt.text]) == {"reward": 1.0} and prompt.text.startswith("P")
+
+
 def test_messages_are_given_as_the_row_has_them(folder):
     [given] = score(folder, config("chat", style="chat", options={"file": "chat.jsonl"}), "x")
     assert given.parts == {"messages": 2.0, "role": 1.0}

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import DataConfig
-from titan_rl.data.rows.column_names import LEARNED, check_names, with_names
+from titan_rl.data.rows.column_names import check_learned_names, with_names, with_same
 from titan_rl.data.rows.examples import Example, make_example
 from titan_rl.data.rows.file_sources import Source, check_unweighted, list_names, locate_sources, read_sources
 from titan_rl.data.rows.public_shapes import as_example
@@ -64,7 +64,7 @@ class FileRows:
 def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> FileRows:
     """Rows of the files that ``[data]`` names. Errors: ConfigError."""
     check_format(settings, kind)
-    check_names(f"{_SECTION}.columns", settings.columns, LEARNED)
+    check_learned_names(f"{_SECTION}.columns", settings.columns, kind)
     sources = locate_sources(f"{_SECTION}.file", settings.file, folders)
     rows = read_rows(sources, settings, kind)
     if settings.held_out_file:
@@ -107,9 +107,10 @@ def read_rows(sources: Sequence[Source], settings: DataConfig, kind: Kind) -> li
 def _parsed(row: RawRow, settings: DataConfig, kind: Kind) -> ParsedRow:
     place, columns = row
     columns = with_names(place, columns, settings.columns, f"{_SECTION}.columns")
+    columns, mapped = with_same(columns, settings.columns)
     if settings.format == "auto":
-        columns = as_example(place, columns, kind, settings.columns)
-    return read_row(place, columns, kind, settings.format)
+        columns = as_example(place, columns, kind, mapped)
+    return read_row(place, columns, kind, settings.format, mapped)
 
 
 def make_dataset(

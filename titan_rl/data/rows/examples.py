@@ -12,6 +12,7 @@ from itertools import chain, islice
 import numpy as np
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
 from titan_rl.data.rows.row_shapes import ParsedRow, Written
 from titan_rl.data.text.chat_template import Tools
 from titan_rl.data.text.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
@@ -51,6 +52,7 @@ def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Exam
     text that the tokenizer or the template cannot write, or an answer without a token.
     """
     try:
+        _check_beside_text(row, as_chat)
         tokenizer = with_options(tokenizer, row.template_options)
         samples = [
             _sample(row, number, _encoder(row.prompt, answer, as_chat, row.tools)(tokenizer))
@@ -60,6 +62,13 @@ def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Exam
     except ConfigError as error:
         raise ConfigError(f"{row.place}: {error}") from None
     return Example(row.place, row.text, tuple(samples), row.source)
+
+
+def _check_beside_text(row: ParsedRow, as_chat: bool) -> None:
+    """Errors: ConfigError for columns that only a chat template reads."""
+    for name, value in ((TOOLS, row.tools), (TEMPLATE_OPTIONS, row.template_options)):
+        if value and not as_chat and isinstance(row.answers[0], str):
+            raise ConfigError(f"{name!r} needs data.chat = true beside text: set it, or rename the column")
 
 
 def _encoder(prompt: Written, answer: Written, as_chat: bool, tools: Tools) -> Callable[..., Tokens]:

@@ -4,11 +4,13 @@
     verl             prompt (a list of messages), reward_model.ground_truth
     Tulu, NeMo-RL    messages, ground_truth; messages that end with the answer, task_name
     demonstrations   question, answer (GSM8K, verifiers); problem, solution (MATH); input, output (OpenRLHF); ...
+    Alpaca           instruction, and what input adds to it, are one text; output
     pairs, labels    of OpenRLHF with input; a prompt as text before conversations; of NeMo-RL context, completions
 
 A row that can be read in two ways is a ConfigError that names both. What columns hold is checked by whoever reads them.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ from typing import Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.column_names import Columns, at
-from titan_rl.data.rows.row_fields import names, written
+from titan_rl.data.rows.row_fields import names, shown, written
+from titan_rl.data.rows.splits import key
 
 SOURCES = ("data_source", "task_name", "dataset")
 """Columns that say which set a row is of: verl's, NeMo-RL's, Tulu's."""
@@ -26,6 +29,7 @@ _ANSWERS = {
     "messages": ("answer", "reward_model.ground_truth", "ground_truth"),
     "problem": ("answer", "ground_truth"),
     "input": ("answer", "label"),
+    "instruction": ("answer", "label"),
 }
 """What asks, by the column's name, and where its expected answer may be."""
 _WORKED = {
@@ -33,9 +37,11 @@ _WORKED = {
     "question": ("solution",),
     "problem": ("solution",),
     "input": ("output",),
+    "instruction": ("output",),
 }
 """Where a worked answer may be, which is the expected one if there is no other."""
 _HASHES = "####"
+_NUMBER = re.compile(r"-?\$?[0-9][0-9,]*(\.[0-9]+)?\.?")
 _WITH_COMMAS = re.compile(r"-?\$?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
@@ -46,7 +52,7 @@ class Question:
     column: str
     """Column that asks: of these ``messages`` is a list, and all others are text."""
     columns: Columns
-    """All of the row's, with ``messages`` and ``answer`` of ours where another column has them."""
+    """All of the row's, with ``messages``, ``question`` and ``answer`` of ours where another column has them."""
     answer: Any
     """Expected answer; None: there is none."""
     worked: str = ""
@@ -63,7 +69,10 @@ def as_question(place: str, columns: Columns, mapped: Collection[str], section: 
     answer, worked = _answers(place, columns, column, mapped, section)
     if isinstance(asked, list):  # verl, TRL; OpenRLHF's input
         column, columns = "messages", columns | {"messages": asked}
-    if answer is None and column == "messages" and at(columns, "task_name") is not None:  # NeMo-RL
+    elif column == "instruction":
+        column, columns = "question", columns | {"question": _instructed(columns)}
+    of_nemo_rl = column == "messages" and at(columns, "task_name") is not None
+    if of_nemo_rl and answer is None and "answer" not in mapped:
         asked, answer = _without_answer(columns["messages"])
         columns = columns | {"messages": asked}
     if columns.get("answer") is None and answer is not None:
@@ -74,7 +83,7 @@ def as_question(place: str, columns: Columns, mapped: Collection[str], section: 
 
 def _asking(place: str, columns: Columns, mapped: Collection[str], section: str) -> str:
     candidates = [name for name in _ANSWERS if name in mapped] or list(_ANSWERS)
-    present = [name for name in candidates if columns.get(name) is not None]
+    present = _without_alpaca([name for name in candidates if columns.get(name) is not None])
     if not present:
         raise ConfigError(
             f"{place}: no 'prompt', 'question' or 'messages'; {names(columns, list(_ANSWERS))}; name the column that "
@@ -86,6 +95,18 @@ def _asking(place: str, columns: Columns, mapped: Collection[str], section: str)
             f"{section}.columns = {{ {_ours(present[0])} = '{present[0]}' }}"
         )
     return present[0]
+
+
+def _without_alpaca(present: list[str]) -> list[str]:
+    """Columns that ask: an instruction is one of them beside its input alone, and asks for both."""
+    others = [name for name in present if name != "instruction"]
+    return ["instruction"] if "instruction" in present and set(others) <= {"input"} else others
+
+
+def _instructed(columns: Columns) -> Any:
+    """Instruction of Alpaca, and what is added to it."""
+    instruction, more = columns["instruction"], columns.get("input")
+    return f"{instruction}\n\n{more}" if isinstance(more, str) and more.strip() else instruction
 
 
 def _ours(name: str) -> str:
@@ -128,10 +149,10 @@ def _without_answer(messages: Any) -> tuple[Any, Any]:
 
 
 def _final(answer: Any) -> Any:
-    """What stands behind ``####`` in the last line, as GSM8K writes it; else the answer itself."""
+    """Number behind ``####`` in the last line, as GSM8K writes it; else the answer itself."""
     last = answer.rstrip().rpartition("\n")[2].strip() if isinstance(answer, str) else ""
     final = last.removeprefix(_HASHES).strip()
-    if not final or not last.startswith(_HASHES):
+    if not last.startswith(_HASHES) or not _NUMBER.fullmatch(final):
         return answer
     return final.replace(",", "") if _WITH_COMMAS.fullmatch(final) else final
 
@@ -182,24 +203,42 @@ def _verl(columns: Columns) -> Columns:
 
 
 def _alpaca(columns: Columns) -> Columns:
-    instruction, more = columns["instruction"], columns.get("input")
-    prompt = f"{instruction}\n\n{more}" if isinstance(more, str) and more.strip() else instruction
-    return {"prompt": prompt, "completion": columns["output"]}
+    return {"prompt": _instructed(columns), "completion": columns["output"]}
+
+
+def _with_prompt(place: str, columns: Columns, mapped: Collection[str]) -> Columns:
+    """Row of a pair with its prompt. Errors: ConfigError for columns that ask differently."""
+    asking = [name for name in ("prompt", "question", "input", "instruction") if columns.get(name) not in (None, "")]
+    if "prompt" in mapped or not (asking := _without_alpaca(asking)):
+        return columns
+    first = asking[0]
+    other = next((name for name in asking if columns[name] != columns[first]), None)
+    if other:
+        raise ConfigError(
+            f"{place}: {first!r} and {other!r}: keep one of them, or say which is meant: data.columns = "
+            f"{{ prompt = {first!r} }}"
+        )
+    return columns | {"prompt": _instructed(columns) if first == "instruction" else columns[first]}
 
 
 def _pair(columns: Columns) -> Columns:
-    """A prompt as text before conversations is their first message, or is one of its own."""
-    prompt = next((value for name in ("prompt", "input", "question") if (value := columns.get(name)) is not None), None)
-    conversations = [columns["chosen"], columns["rejected"]]
+    """A prompt as text is a user's message in both conversations, or the one that they answer. Errors: ConfigError."""
+    prompt, conversations = columns.get("prompt"), [columns["chosen"], columns["rejected"]]
     if not isinstance(prompt, str) or not all(_is_chat(each) for each in conversations):
-        return {"prompt": prompt}
-    if all(any(_asks(message, prompt) for message in each[:2]) for each in conversations):
+        return {}
+    if all(any(_asks(message, prompt) for message in each) for each in conversations):
         return {"prompt": None}
-    return {"prompt": [{"role": "user", "content": prompt}]}
+    if all(each[0].get("role") == "assistant" for each in conversations):
+        return {"prompt": [{"role": "user", "content": prompt}]}
+    raise ConfigError(
+        f"no user message of both 'chosen' and 'rejected' is the prompt {shown(prompt)}: leave that column out, or "
+        f"write it as the messages before both"
+    )
 
 
 def _asks(message: Columns, prompt: str) -> bool:
-    return message.get("role") == "user" and message.get("content") == prompt
+    said = message.get("content")
+    return message.get("role") == "user" and isinstance(said, str) and key(said) == key(prompt)
 
 
 def _is_chat(value: Any) -> bool:
@@ -207,12 +246,20 @@ def _is_chat(value: Any) -> bool:
 
 
 def _ranked(columns: Columns) -> Columns:
-    """NeMo-RL's pair: two completions, of which the one of the lower rank is chosen."""
+    """NeMo-RL's pair: two completions, of which the one of the lower rank is chosen. Errors: ConfigError."""
     both = columns["completions"]
-    if not _is_chat(both) or len(both) != 2 or not all(_is_answer(each.get("rank")) for each in both):
+    if not _is_chat(both) or len(both) != 2:
         return {}
+    ranks = [each.get("rank") for each in both]
+    if not all(map(_is_number, ranks)) or ranks[0] == ranks[1]:
+        said = " and ".join(map(shown, ranks))
+        raise ConfigError(f"the ranks of 'completions' are {said}: give two different numbers, the better one's lower")
     chosen, rejected = sorted(both, key=lambda each: each["rank"])
     return {"prompt": columns["context"], "chosen": chosen.get("completion"), "rejected": rejected.get("completion")}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _number_as_text(shape: Callable[[Columns], Columns]) -> Callable[[Columns], Columns]:
@@ -220,13 +267,16 @@ def _number_as_text(shape: Callable[[Columns], Columns]) -> Callable[[Columns], 
 
     def become(columns: Columns) -> Columns:
         ours = shape(columns)
-        answer = ours["completion"]
-        try:
-            return ours | {"completion": written(answer)} if _is_answer(answer) and answer != str(answer) else ours
-        except ValueError:
-            return ours
+        return ours | {"completion": _answer_as_text(ours["completion"])}
 
     return become
+
+
+def _answer_as_text(answer: Any) -> Any:
+    try:
+        return written(answer) if _is_answer(answer) and answer != str(answer) else answer
+    except ValueError:
+        return answer
 
 
 def _question(prompt: str, completion: str) -> Callable[[Columns], Columns]:
@@ -257,6 +307,8 @@ _SHAPES: dict[str, Sequence[Shape]] = {
     ),
 }
 """By what an algorithm is trained on (row_shapes.py)."""
+_OURS = ("messages", "prompt", "completion", "text", "chosen", "rejected")
+"""Names of ours that shapes give."""
 
 
 def as_example(place: str, columns: Columns, kind: str, mapped: Collection[str]) -> Columns:
@@ -264,19 +316,42 @@ def as_example(place: str, columns: Columns, kind: str, mapped: Collection[str])
 
     ``mapped``: columns that the user named, which count before all others. Errors: ConfigError for two shapes.
     """
+    if kind == "pairs" and columns.get("chosen") is not None:
+        columns = _with_prompt(place, columns, mapped)
     fitting = [shape for shape in _SHAPES[kind] if shape.fits(columns)]
     named = [shape for shape in fitting if set(shape.needs) & set(mapped)] or fitting
-    if len(named) > 1:
-        first, second = named[:2]
+    readings = [_as_ours(place, columns, shape, fitting, mapped) for shape in named]
+    second = next((shape for shape, reading in zip(named, readings, strict=True) if reading != readings[0]), None)
+    if second:
+        first = named[0]
         raise ConfigError(
             f"{place}: {_said(first)}, and {_said(second)}: set data.format to say which is meant, or data.columns, as "
             f"in {{ {', '.join(f'{ours} = {path!r}' for ours, path in _mend(second))} }}"
         )
-    if not named:
-        return columns
-    columns = columns | named[0].become(columns)
-    others = {name for shape in fitting for name in shape.needs} - set(named[0].needs)
-    return {name: value for name, value in columns.items() if name not in others}
+    if readings:
+        others = {*_OURS, *(name for shape in fitting for name in shape.needs)} - set(named[0].needs)
+        columns = {name: value for name, value in columns.items() if name not in others} | readings[0]
+    return columns | _answered(columns) if "completion" in mapped else columns
+
+
+def _as_ours(place: str, columns: Columns, shape: Shape, fitting: Sequence[Shape], mapped: Collection[str]) -> Columns:
+    """Columns of ours as a shape has them, without those of other shapes that fit; mapped ones stay as they are."""
+    try:
+        made = shape.become(columns)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    if shape.name:
+        made = {name: value for name, value in made.items() if name not in mapped}
+    others = {name for other in fitting for name in other.needs}.difference(shape.needs, mapped)
+    ours = {name: columns.get(name) for name in _OURS if name not in others} | made
+    return {name: value for name, value in ours.items() if value is not None}
+
+
+def _answered(columns: Columns) -> Columns:
+    """A mapped completion: a number is written out, and text after messages is the assistant's."""
+    completion = _answer_as_text(columns.get("completion"))
+    is_chat = isinstance(columns.get("prompt"), list) and isinstance(completion, str)
+    return {"completion": [{"role": "assistant", "content": completion}] if is_chat else completion}
 
 
 def _said(shape: Shape) -> str:

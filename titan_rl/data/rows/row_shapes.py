@@ -8,14 +8,16 @@ Each is text or a list of messages (row_messages.py), one kind in all columns of
 ``chat_template_kwargs`` may stand beside them. Whatever is wrong is a ConfigError: one line with the row's place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import joined, names, shown, text
+from titan_rl.data.rows.column_names import SAME, SHARED
+from titan_rl.data.rows.row_fields import joined, names, said, shown, text
 from titan_rl.data.rows.row_messages import Schema, messages, template_options, tools
+from titan_rl.data.rows.splits import key
 from titan_rl.data.types import Message
 
 Kind = Literal["demonstrations", "pairs", "labels"]
@@ -64,9 +66,23 @@ def _before_answer(conversation: list[Message]) -> list[Message]:
     return conversation[: roles.index("assistant")]
 
 
-def read_row(place: str, columns: dict[str, Any], kind: Kind, format: Format) -> ParsedRow:
-    """Parsed row of a data file. ``format``: one that goes with ``kind``, or ``auto``. Errors: ConfigError."""
-    row = _READERS[_format(place, columns, kind) if format == "auto" else format](place, columns)
+def read_row(
+    place: str, columns: dict[str, Any], kind: Kind, format: Format, mapped: Collection[str] = ()
+) -> ParsedRow:
+    """Parsed row of a data file.
+
+    ``format``: one that goes with ``kind``, or ``auto``. ``mapped``: columns that the user named. Errors: ConfigError,
+    for a mapped column that is not read, too.
+    """
+    format = _format(place, columns, kind) if format == "auto" else format
+    read = {*_READ[format], *SHARED}
+    unread = (name for name in mapped if columns.get(name) is not None and SAME.get(name, name) not in read)
+    if name := min(unread, key=lambda each: (each not in SAME, each), default=None):  # as the user wrote it
+        raise ConfigError(
+            f"{place}: data.columns names {name!r}, and the row is read as {' and '.join(map(repr, _READ[format]))}: "
+            f"leave it out, or set data.format"
+        )
+    row = _READERS[format](place, columns)
     return replace(row, tools=tools(place, columns), template_options=template_options(place, columns))
 
 
@@ -99,7 +115,7 @@ def _read_text(place: str, columns: dict[str, Any]) -> ParsedRow:
 def _read_completion(place: str, columns: dict[str, Any]) -> ParsedRow:
     prompt, completion = _prompt(place, columns), _answer(place, columns, "completion")
     _check_alike(place, prompt=prompt, completion=completion)
-    return ParsedRow(place, prompt, [completion])
+    return ParsedRow(place, prompt, [_behind(prompt, completion)])
 
 
 def _read_label(place: str, columns: dict[str, Any]) -> ParsedRow:
@@ -115,6 +131,7 @@ def _read_pair(place: str, columns: dict[str, Any]) -> ParsedRow:
     if columns.get("prompt") is not None:
         prompt = _prompt(place, columns)
         _check_alike(place, prompt=prompt, chosen=answers[0])
+        answers = [_behind(prompt, answer) for answer in answers]
     else:
         prompt, answers = _common(place, answers)
     if answers[0] == answers[1]:
@@ -122,6 +139,14 @@ def _read_pair(place: str, columns: dict[str, Any]) -> ParsedRow:
     return ParsedRow(place, prompt, answers, _margin(place, columns.get("margin")))
 
 
+_READ: dict[str, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "prompt_completion": ("prompt", "completion"),
+    "text": ("text",),
+    "pairs": ("prompt", "chosen", "rejected", "margin"),
+    "labels": ("prompt", "completion", "label"),
+}
+"""Columns that a format reads."""
 _READERS: dict[str, Callable[[str, dict[str, Any]], ParsedRow]] = {
     "messages": _read_messages,
     "prompt_completion": _read_completion,
@@ -167,6 +192,17 @@ def _check_answered(place: str, name: str, conversation: list[Message]) -> None:
 def _check_alike(place: str, **columns: Written) -> None:
     if len({isinstance(value, str) for value in columns.values()}) > 1:
         raise ConfigError(f"{place}: {' and '.join(map(repr, columns))}: give both as text, or both as messages")
+
+
+def _behind(prompt: Written, answer: Written) -> Written:
+    """Answer without the prompt's messages, where a conversation begins with them."""
+    if isinstance(prompt, str) or isinstance(answer, str) or _words(answer[: len(prompt)]) != _words(prompt):
+        return answer
+    return answer[len(prompt) :]
+
+
+def _words(conversation: list[Message]) -> list[tuple[str, str]]:
+    return [(message["role"], key(said(message))) for message in conversation]
 
 
 def _margin(place: str, value: Any) -> float:

@@ -18,8 +18,8 @@ from titan_rl.config.sections.kinds import Files, Style
 from titan_rl.config.sections.schema import ANSWER_REWARDS, OWN_SCORE, TaskConfig
 from titan_rl.data.rows.column_names import ASKED, check_names
 from titan_rl.data.rows.file_sources import Source, check_unweighted, locate_sources
-from titan_rl.data.rows.public_shapes import SOURCES
-from titan_rl.data.rows.row_fields import names
+from titan_rl.data.rows.public_shapes import SOURCES, source_of
+from titan_rl.data.rows.row_fields import names, shown
 from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
 from titan_rl.data.rows.splits import RowOrder, Split, key, places_of, row_order, split_by_file, split_by_share
 from titan_rl.data.types import Message, Prompt, message
@@ -27,6 +27,7 @@ from titan_rl.environments.interfaces.task import RewardParts, Size, Task
 from titan_rl.environments.interfaces.tool import Schema
 from titan_rl.environments.prompts.row_files import DataRow, Parse, parser_of, read_rows, without_answer
 from titan_rl.environments.prompts.stream import EACH_ROW
+from titan_rl.environments.rewards.answer_graders import OF_NUMBERS, is_number
 from titan_rl.environments.rewards.mathematics.final_answer import can_be_read
 
 _SECTION = "task.options"
@@ -138,8 +139,11 @@ class RowsTask(ListedTask):
         rows = self._read(self._sources)
         if options.held_out_file:
             held_out = locate_sources(f"{_SECTION}.held_out_file", options.held_out_file, self.folders)
-            return split_by_file(rows, self._read(held_out), _SECTION)
-        return split_by_share(rows, options.held_out_share, _SECTION)
+            split = split_by_file(rows, self._read(held_out), _SECTION)
+        else:
+            split = split_by_share(rows, options.held_out_share, _SECTION)
+        self._order_of(split.train)
+        return split
 
     @cached_property
     def _sources(self) -> list[Source]:
@@ -147,9 +151,12 @@ class RowsTask(ListedTask):
 
     @cached_property
     def _order(self) -> RowOrder:
-        """Errors: ConfigError for a weighted source without a row to train on."""
+        return self._order_of(self._split.train)
+
+    def _order_of(self, rows: Sequence[DataRow]) -> RowOrder:
+        """Order of training rows. Errors: ConfigError for a weighted source without one."""
         weights, names = zip(*((source.weight, source.name) for source in self._sources), strict=True)
-        return row_order([row.source for row in self._split.train], weights, names, _SECTION)
+        return row_order([row.source for row in rows], weights, names, _SECTION)
 
     def every_prompt(self) -> list[Prompt]:
         """Prompts of all rows of ``file``, in order. Errors: ConfigError."""
@@ -202,8 +209,8 @@ class RowsTask(ListedTask):
             raise without_answer(row, exact if by_answer == OWN_SCORE else f"the reward {by_answer!r} needs")
         if not row.answer.strip():
             raise ConfigError(f"{row.place}: an empty 'answer' would pay for saying nothing: fill it in")
-        if "math" in rewards:
-            self._check_mathematics(row)
+        for name in rewards:
+            self._check_expected(row, name)
 
     def _reward_of(self, row: DataRow) -> str:
         """Reward of the set that a row is of. Errors: ConfigError for a set without one."""
@@ -216,6 +223,16 @@ class RowsTask(ListedTask):
             known = nearest(row.set_name, self._by_source)
             raise ConfigError(f"{row.place}: {setting} has no reward for {row.set_name!r}: add it ({known})")
         return self._by_source[row.set_name]
+
+    def _check_expected(self, row: DataRow, reward: str) -> None:
+        """Check of an expected answer against a reward by it. Errors: ConfigError for one that cannot be read."""
+        if reward == "math":
+            self._check_mathematics(row)
+        elif reward in OF_NUMBERS and not is_number(row.answer or ""):
+            raise ConfigError(
+                f"{row.place}: the 'answer' {shown(row.answer)} is no number, so that no answer would be right by the "
+                f"reward {reward!r}: write it as one, or take another reward"
+            )
 
     def _check_mathematics(self, row: DataRow) -> None:
         """Check of an expected answer, of the first rows. Errors: ConfigError for one that cannot be read."""
@@ -234,12 +251,12 @@ class RowsTask(ListedTask):
             raise ConfigError(
                 f"{prompt.entry['place']}: no 'answer' to learn from: fill it in, or set sft.steps = 0 to leave SFT out"
             )
-        return prompt.answer if self.is_exact else prompt.entry.get("worked", prompt.answer)
+        return prompt.answer if self.is_exact(prompt) else prompt.entry.get("worked", prompt.answer)
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether its own score is in the reward, which takes the answer alone."""
-        return self.scores_itself
+    def is_exact(self, prompt: Prompt) -> bool:
+        """Whether its own score is in the prompt's reward, which takes the answer alone."""
+        source = source_of(prompt.entry["row"]) if self._by_source else None
+        return self.scores_itself if source is None else self._by_source[source] == OWN_SCORE
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         return {"exact": float(answers[-1].strip() == prompt.answer.strip())}

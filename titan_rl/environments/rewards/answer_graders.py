@@ -13,6 +13,7 @@ from titan_rl.environments.rewards.mathematics.final_answer import is_right
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
+_EXPECTED = re.compile(r"-?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
 
 
 def gsm8k(answer: str, expected: str) -> bool:
@@ -41,11 +42,19 @@ def _is_expected(number: str | None, expected: str) -> bool:
     return number is not None and number == _plain(expected.strip())
 
 
+def is_number(expected: str) -> bool:
+    """Whether an expected answer is a number, as both rules read one."""
+    number = _plain(expected.strip())
+    return number is not None and _EXPECTED.fullmatch(number) is not None
+
+
 def _plain(number: str) -> str | None:
     """Number without the signs that do not count; None if nothing is left."""
     return number.replace(",", "").replace("$", "").removesuffix(".") or None
 
 
+OF_NUMBERS = ("gsm8k", "gsm8k_flexible")
+"""Rewards whose expected answer is a number."""
 GRADERS: dict[str, Callable[[str, str], bool]] = {"gsm8k": gsm8k, "gsm8k_flexible": gsm8k_flexible, "math": is_right}
 """By name: whether an answer is the expected one."""
 assert set(GRADERS) == set(ANSWER_REWARDS), "the configuration knows them by name"

@@ -1,9 +1,9 @@
 """Reward function of the user: ``(prompt, completion, row) -> float | dict``, sync or async.
 
 It is called in the scorer process only, which has a deadline for each answer, a memory limit, and no environment
-variables of the run but the paths. ``prompt`` is the text that was asked, or the row's messages; ``completion`` is what
-the model wrote in its last turn; ``row`` holds the row's columns, or a reasoning-gym entry's ``question``, ``answer``
-and ``metadata``. A dict names the parts of the reward, which add up.
+variables of the run but the paths. ``prompt`` is the text that was asked, or the messages that were; ``completion`` is
+what the model wrote in its last turn; ``row`` holds the row's columns, or a reasoning-gym entry's ``question``,
+``answer`` and ``metadata``. A dict names the parts of the reward, which add up.
 
 A function that raises, or that gives anything but finite numbers, has failed: that is never a reward.
 """
@@ -88,7 +88,7 @@ class RewardedTask(TaskWrapper):
         """Score the last answer. Errors: UserCodeError if the function raises or gives anything but finite numbers."""
         row = self.task.row(prompt)
         try:
-            value = self.function(row.get("messages") or prompt.text, answers[-1], row)
+            value = self.function(prompt.entry.get("messages") or prompt.text, answers[-1], row)
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
         except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name

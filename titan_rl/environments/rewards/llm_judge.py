@@ -19,7 +19,7 @@ from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.kinds import Count
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.rows.row_fields import written
+from titan_rl.data.rows.row_fields import said, written
 from titan_rl.environments.interfaces.server_address import one_line, run_in_thread
 
 _SECTION = "task.judge"
@@ -150,7 +150,7 @@ class Judge:
 
     def question(self, prompt: Any, completion: str, row: dict[str, Any]) -> str:
         """Prompt of the judge for an answer."""
-        prompt_text = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+        prompt_text = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {said(m)}" for m in prompt)
         fields = {
             "prompt": _MARKS.sub("", prompt_text),
             "expected": _MARKS.sub("", _as_text(row.get("answer"))),

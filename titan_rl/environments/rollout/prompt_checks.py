@@ -53,6 +53,7 @@ def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens
         part = task_of(task, prompt)
         is_chat, tools = not isinstance(part.messages(prompt), str), part.tools_of(prompt)
         answers = worked_answers(part, prompt)
+        _check_known(tokenizer, prompt, [("worked example", answer) for answer in answers])
         try:
             own = with_options(tokenizer, prompt.template_options)
             encoded = [encode_answer(own, answer, is_chat=is_chat, tools=tools) for answer in answers]
@@ -76,12 +77,16 @@ def check_characters(task: Task, tokenizer: Tokenizer, prompts: Iterable[Prompt]
     for prompt in prompts:
         messages = task.messages(prompt)
         parts = [messages] if isinstance(messages, str) else list(chain.from_iterable(map(texts_of, messages)))
-        for field, text in [*(("prompt", part) for part in parts), ("answer", prompt.answer)]:
-            if (character := first_unknown(tokenizer, text)) is not None:
-                raise ConfigError(
-                    f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {field}: leave it out, "
-                    f"or set model.path to another model"
-                )
+        _check_known(tokenizer, prompt, [*(("prompt", part) for part in parts), ("answer", prompt.answer)])
+
+
+def _check_known(tokenizer: Tokenizer, prompt: Prompt, fields: Iterable[tuple[str, str]]) -> None:
+    for field, text in fields:
+        if (character := first_unknown(tokenizer, text)) is not None:
+            raise ConfigError(
+                f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {field}: leave it out, or "
+                f"set model.path to another model"
+            )
 
 
 def encode_checked(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:

@@ -63,8 +63,7 @@ class CodeTask(RowsTask):
         limits = Limits(seconds=self.options.seconds, memory=self.options.memory_mib << 20)
         return CodeEnvironment(tests, limits, self.options.credit)
 
-    @property
-    def is_exact(self) -> bool:
+    def is_exact(self, prompt: Prompt) -> bool:
         return False
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:

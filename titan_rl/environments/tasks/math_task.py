@@ -33,8 +33,7 @@ class MathTask(RowsTask):
         super()._check(row)
         self._check_mathematics(row)
 
-    @property
-    def is_exact(self) -> bool:
+    def is_exact(self, prompt: Prompt) -> bool:
         return False
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
