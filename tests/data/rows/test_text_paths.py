@@ -4,15 +4,19 @@ Paths: a prompt, a worked example, a row of data, a pair and an agent's request.
 what the model is asked with.
 """
 
+import json
+
 import pytest
+from chat_templates import SCHEMA
 from model_texts import byte_pairs
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.examples import make_example
+from titan_rl.data.rows.row_messages import messages, without_filled
 from titan_rl.data.rows.row_shapes import read_row
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import TextSettings, set_text
-from titan_rl.data.text.turns import encode_answer, encode_messages
+from titan_rl.data.text.turns import encode_answer, encode_messages, encode_opening
 from titan_rl.data.types import Provenance
 
 NO_THOUGHT = "<think>\n\n</think>\n\n"
@@ -131,3 +135,126 @@ def test_what_an_earlier_answer_says_is_trained_or_refused(field, marks):
     [sample] = samples_of(tokenizer, prompt=[user("ask"), first, user("more")], completion=[last])
     text = tokenizer.decode(sample.tokens[sample.provenance == Provenance.MODEL])
     assert text == "<think>thought 1</think>answer 1<|im_end|>"
+
+
+# calls
+
+
+WRITTEN = '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+EVERY = "{{ m.content or '' }}{% for c in m.tool_calls or [] %}" + WRITTEN + "{% endfor %}"
+FIRST = "{{ m.content or '' }}{% if m.tool_calls %}{% set c = m.tool_calls[0] %}" + WRITTEN + "{% endif %}"
+LEAVES_OUT = {
+    "the second call": FIRST,
+    "an argument": EVERY.replace("arguments | tojson", "arguments.items() | list | sort | first | tojson"),
+    "earlier calls": "{% if m.content or loop.index > messages | length - 4 %}" + EVERY + "{% endif %}",
+}
+
+
+def call(name: str, **arguments) -> dict:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool(text: str) -> dict:
+    return {"role": "tool", "content": text}
+
+
+def called(*calls: dict, **fields) -> list[dict]:
+    return [user("ask"), {"role": "assistant", "tool_calls": list(calls), **fields}, *[tool("7") for _ in calls]]
+
+
+def paths_of(tokenizer, conversation: list[dict]) -> dict:
+    """Ways in which a conversation becomes tokens."""
+    asked = messages("f line 3", "messages", conversation)
+    replies = [{"role": "user", "content": "go on"}]
+    return {
+        "prompt": lambda: encode_messages(tokenizer, asked),
+        "opening": lambda: encode_opening(tokenizer, [*asked, ANSWER, user("so")], (), replies),
+        "messages": lambda: samples_of(tokenizer, messages=[*conversation, ANSWER]),
+        "prompt and completion": lambda: samples_of(tokenizer, prompt=conversation, completion=[ANSWER]),
+        "pair": lambda: samples_of(tokenizer, "pairs", prompt=conversation, chosen=[ANSWER], rejected=[OTHER]),
+        "label": lambda: samples_of(tokenizer, "labels", prompt=conversation, completion=[ANSWER], label=False),
+    }
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}], ids=["no content", "null", "empty"])
+@pytest.mark.parametrize("marks", [False, True], ids=["cut", "marks"])
+@pytest.mark.parametrize("missing", LEAVES_OUT)
+def test_a_call_that_a_template_leaves_out_is_refused_on_every_path(missing, marks, content):
+    conversations = {
+        "the second call": called(call("add", a=1), call("add", a=1), **content),
+        "an argument": called(call("add", a=1, b=2), **content),
+        "earlier calls": [*called(call("add", a=1), **content), assistant("so"), *called(call("add", a=2), **content)],
+    }
+    conversation = conversations[missing]
+    for use in paths_of(tokenizer_of(template(answer=EVERY, marks=marks)), conversation).values():
+        use()
+    for path, use in paths_of(tokenizer_of(template(answer=LEAVES_OUT[missing], marks=marks)), conversation).items():
+        assert "leaves out a tool call of the assistant's, or an argument" in refusal(use), path
+
+
+@pytest.mark.parametrize("form", ["an object", "text"])
+def test_calls_are_the_same_on_every_path(form):
+    arguments = {"a": [1, None, "é<"], "b": {"c": True}}
+    given = arguments if form == "an object" else json.dumps(arguments)
+    conversation = called({"function": {"name": "add", "arguments": given}}, call("add", a=2))
+    tokenizer = tokenizer_of(template(answer=EVERY))
+    text = tokenizer.decode(encode_messages(tokenizer, messages("x", "messages", conversation)))
+    assert json.dumps(arguments, ensure_ascii=False) in text and '"arguments": {"a": 2}' in text
+    for kind, columns in (
+        ("demonstrations", {"messages": [*conversation, ANSWER]}),
+        ("pairs", {"prompt": conversation, "chosen": [ANSWER], "rejected": [OTHER]}),
+    ):
+        sample = samples_of(tokenizer, kind, **columns)[0]
+        assert tokenizer.decode(sample.tokens) == text + "hello<|im_end|>"
+
+
+# what stands beside messages
+
+
+TWICE = '{"a": 1, "a": 2}'
+TEXTS = {
+    "arguments": ({"messages": [*called({"function": {"name": "add", "arguments": TWICE}}), ANSWER]}, "'arguments'"),
+    "tool_calls": ({"messages": [user("ask"), assistant("", tool_calls=f"[{TWICE}]"), ANSWER]}, "'tool_calls'"),
+    "tools": ({"messages": [*ASKED, ANSWER], "tools": f"[{TWICE}]"}, "'tools'"),
+    "options": ({"messages": [*ASKED, ANSWER], "chat_template_kwargs": TWICE}, "'chat_template_kwargs'"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_key_that_is_twice_in_json_text_is_refused(name):
+    columns, field = TEXTS[name]
+    line = refusal(lambda: samples_of(tokenizer_of(template(answer=EVERY)), **columns))
+    assert line.startswith("f line 3: ") and field in line and "'a' stands there twice" in line
+
+
+def test_a_key_that_is_twice_in_a_tasks_own_call_is_refused():
+    conversation = called({"function": {"name": "add", "arguments": TWICE}})
+    line = refusal(lambda: encode_messages(tokenizer_of(template(answer=EVERY)), conversation))
+    assert line == "arguments of add: the key 'a' stands there twice: keep one of them"
+
+
+def test_nulls_that_arrow_adds_are_left_out_wherever_messages_stand():
+    def message(*arguments: str) -> dict:
+        every = dict.fromkeys("ab") | dict.fromkeys(arguments, 1)
+        return assistant(None, tool_calls=[{"function": {"name": "add", "arguments": every}}])
+
+    filled, cleaned = message("a"), assistant(None, tool_calls=[call("add", a=1)])
+    del cleaned["content"], cleaned["tool_calls"][0]["type"]
+    columns = {"messages": [filled], "completions": [{"rank": 0, "completion": [filled]}], "both": [[filled], [filled]]}
+    wanted = {"messages": [cleaned], "completions": [{"rank": 0, "completion": [cleaned]}], "both": [[cleaned]] * 2}
+    assert without_filled(columns) == wanted
+    assert without_filled({"rows": [{"a": None}], "a": None}) == {"rows": [{"a": None}], "a": None}
+
+
+@pytest.mark.parametrize("beside", [{"tools": [SCHEMA]}, {"chat_template_kwargs": {"enable_thinking": False}}])
+def test_what_only_a_template_can_write_is_refused_beside_text(beside):
+    tokenizer = tokenizer_of(template(opening=OPENING))
+    rows = [
+        ("demonstrations", {"prompt": "ask", "completion": "hello"}),
+        ("demonstrations", {"text": "hello"}),
+        ("pairs", {"prompt": "ask", "chosen": "hello", "rejected": "no"}),
+        ("labels", {"prompt": "ask", "completion": "hello", "label": True}),
+    ]
+    for kind, columns in rows:
+        line = refusal(lambda kind=kind, columns=columns: samples_of(tokenizer, kind, **columns, **beside))
+        assert line.startswith(f"f line 3: {next(iter(beside))!r} needs a chat")

@@ -12,6 +12,7 @@ from itertools import chain, islice
 import numpy as np
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
 from titan_rl.data.rows.row_shapes import ParsedRow, Written
 from titan_rl.data.text.chat_template import Tools
 from titan_rl.data.text.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
@@ -51,6 +52,7 @@ def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Exam
     text that the tokenizer or the template cannot write, or an answer without a token.
     """
     try:
+        _check_beside(row, as_chat=as_chat)
         tokenizer = with_options(tokenizer, row.template_options)
         samples = [
             _sample(row, number, _encoder(row.prompt, answer, as_chat, row.tools)(tokenizer))
@@ -60,6 +62,14 @@ def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Exam
     except ConfigError as error:
         raise ConfigError(f"{row.place}: {error}") from None
     return Example(row.place, row.text, tuple(samples), row.source)
+
+
+def _check_beside(row: ParsedRow, *, as_chat: bool) -> None:
+    """Errors: ConfigError for tools or options of the chat template beside text, which no template writes."""
+    is_text = all(isinstance(answer, str) for answer in row.answers) and not as_chat
+    for name, value in ((TOOLS, row.tools), (TEMPLATE_OPTIONS, row.template_options)):
+        if is_text and value:
+            raise ConfigError(f"{name!r} needs a chat: give messages, set data.chat = true, or rename the column")
 
 
 def _encoder(prompt: Written, answer: Written, as_chat: bool, tools: Tools) -> Callable[..., Tokens]:

@@ -28,7 +28,7 @@ from titan_rl.data.text.chat_template import (
 )
 from titan_rl.data.text.control_tokens import check_plain, control_tokens, plain
 from titan_rl.data.text.endings import end_of_answer, with_end, written_answer
-from titan_rl.data.text.message_forms import with_texts
+from titan_rl.data.text.message_forms import is_text, with_texts
 from titan_rl.data.text.pieces import encode_behind, encode_from_start, tokens_and_owner
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.types import Message, Provenance, content_of
@@ -70,16 +70,23 @@ def check_roles(tokenizer: Tokenizer, messages: list[Message], tools: Tools = ()
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE)
     roles = tuple(each["role"] for each in messages)
-    is_plain = all(len(each) == 2 for each in messages)
+    is_plain = all(map(is_text, messages))
     if is_plain and tools and "tool" in roles:
         return  # the template's variant for tools shows them (reply_template)
     number = first_unrendered(tokenizer, roles) if is_plain else first_left_out(tokenizer, messages, tools)
-    if number is not None:
-        mend = "leave task.system_prompt and" if roles[number] == "system" else "leave"
+    if number is None:
+        return
+    if roles[number] == "assistant":
         raise ConfigError(
-            f"the model's chat template has no place for a {roles[number]} message at place {number + 1} of "
-            f"{', '.join(roles)}: {mend} such messages out, or take another template"
+            f"the model's chat template leaves out a tool call of the assistant's, or an argument of one, at place "
+            f"{number + 1} of {', '.join(roles)}: give one call a message, or set model.chat_template.file to one "
+            f"that writes them all"
         )
+    mend = "leave task.system_prompt and" if roles[number] == "system" else "leave"
+    raise ConfigError(
+        f"the model's chat template has no place for a {roles[number]} message at place {number + 1} of "
+        f"{', '.join(roles)}: {mend} such messages out, or take another template"
+    )
 
 
 def encode_opening(
