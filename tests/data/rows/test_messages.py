@@ -99,7 +99,7 @@ def test_tokens_are_those_of_apply_chat_template_with_the_same_arguments(convers
     assert encode_messages(view, prompt, given or ()).tolist() == wanted
     if conversation[-1] is THINKING and options.get("enable_thinking") is False:
         line = refusal(lambda: sample_of(tokenizer, {**columns, "messages": conversation}))
-        assert "asks for the last answer with" in line and "without thoughts" in line
+        assert "asks for the last answer with" in line and "without thinking" in line
         return
     sample = sample_of(tokenizer, {**columns, "messages": conversation})
     whole = by_transformers(tokenizer, conversation, tools=given, **options)

@@ -16,7 +16,9 @@ template that renders what comes before an answer otherwise is cut by its own ``
 refused. So is one that leaves out what an answer says.
 """
 
+import json
 import re
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +28,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import Tools, render_with_tools
 from titan_rl.data.text.control_tokens import check_plain, plain
 from titan_rl.data.text.endings import end_of_answer, with_end
-from titan_rl.data.text.message_forms import texts_of
+from titan_rl.data.text.message_forms import texts_in, texts_of
 from titan_rl.data.text.pieces import beginning, encode, encode_behind, encode_from_start
 from titan_rl.data.text.rendering import without_options
 from titan_rl.data.text.tokenizer import Tokenizer
@@ -86,12 +88,13 @@ def encode_conversation(
     ``prompt``.
 
     ``tools``: schemas of what the assistant may call. Errors: ConfigError if the template does not show what the
-    assistant wrote, or a message holds a control token.
+    assistant wrote, or a message or a schema holds a control token.
     """
     conversation = [*prompt, *answer]
     for each in conversation:
         for text in texts_of(each):
             check_plain(tokenizer, f"a message of {each['role']}", text)
+    _check_tools(tokenizer, json.dumps(list(tools)))
     check_roles(tokenizer, conversation, tools)
     rendered = render_with_tools(tokenizer, conversation, tools, add_generation_prompt=False)
     _check_asked(tokenizer, conversation, len(prompt), rendered, tools)
@@ -100,6 +103,12 @@ def encode_conversation(
         return _by_marks(tokenizer, prompt, conversation, rendered, tools)
     _check_shown(answer, [rendered[begin:end] for begin, end in zip(cuts[::2], cuts[1::2], strict=True)])
     return _tokens(_owned(tokenizer, rendered, cuts))
+
+
+@lru_cache(maxsize=64)
+def _check_tools(tokenizer: Tokenizer, tools: str) -> None:
+    for text in texts_in(json.loads(tools)):
+        check_plain(tokenizer, "a tool's schema", text)
 
 
 def _check_asked(tokenizer: Tokenizer, conversation: list[Message], first: int, rendered: str, tools: Tools) -> None:
@@ -111,7 +120,7 @@ def _check_asked(tokenizer: Tokenizer, conversation: list[Message], first: int, 
     opening = asked.removeprefix(render_with_tools(tokenizer, before, tools, add_generation_prompt=False))
     raise ConfigError(
         f"the model's chat template asks for the last answer with {opening[-80:]!r}, and does not write it so: give "
-        f"rows that end in an answer, without thoughts where an option forbids them, other "
+        f"rows that end in an answer, without thinking of its own where an option forbids it, other "
         f"model.chat_template.options or chat_template_kwargs, or another template"
     )
 

@@ -188,7 +188,9 @@ def with_texts(each: Message, change: Callable[[str], str]) -> Message:
 
     Errors: ConfigError for arguments of a call that are not JSON.
     """
-    changed: Any = {name: _changed(value, change) for name, value in each.items() if name not in ("role", "tool_calls")}
+    changed: Any = {
+        name: changed_texts(value, change) for name, value in each.items() if name not in ("role", "tool_calls")
+    }
     if calls := each.get("tool_calls"):
         changed["tool_calls"] = [_call(call, change) for call in calls]
     return {"role": each["role"]} | changed
@@ -197,28 +199,39 @@ def with_texts(each: Message, change: Callable[[str], str]) -> Message:
 def _call(call: MessageCall, change: Callable[[str], str]) -> Any:
     function = call["function"]
     arguments = arguments_of(function.get("arguments"), f"arguments of {function['name']}")
-    changed = {"name": change(function["name"]), "arguments": _changed(arguments, change)}
+    changed = {"name": change(function["name"]), "arguments": changed_texts(arguments, change)}
     identity = {"id": change(call["id"])} if "id" in call else {}
     return {**call, **identity, "function": changed}
 
 
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
+def changed_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Value of JSON with each of its texts changed, those of keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
-        return [_changed(part, change) for part in value]
+        return [changed_texts(part, change) for part in value]
     if isinstance(value, dict):
-        return {change(name): _changed(part, change) for name, part in value.items()}
+        return {change(name): changed_texts(part, change) for name, part in value.items()}
     return value
 
 
 def texts_of(each: Message) -> list[str]:
     """Texts of a message, those of tool calls too."""
     texts: list[str] = []
+    with_texts(each, _keeping(texts))
+    return texts
 
+
+def texts_in(value: Any) -> list[str]:
+    """Texts of a value of JSON, those of keys too."""
+    texts: list[str] = []
+    changed_texts(value, _keeping(texts))
+    return texts
+
+
+def _keeping(texts: list[str]) -> Callable[[str], str]:
     def keep(text: str) -> str:
         texts.append(text)
         return text
 
-    with_texts(each, keep)
-    return texts
+    return keep
