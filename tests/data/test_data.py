@@ -33,7 +33,7 @@ FORGETFUL = CHAT.replace(
 """Earlier answers are rendered otherwise than the last."""
 MARKED = (
     "{% for m in messages %}<s>{{ m['role'] }}:{% if m['role'] == 'assistant' %}{% generation %}"
-    "{{ m['content'] if loop.last else m['content'][:1] }}<eos>{% endgeneration %}{% else %}{{ m['content'] }}<eos>"
+    "{{ '>' if loop.last }}{{ m['content'] }}<eos>{% endgeneration %}{% else %}{{ m['content'] }}<eos>"
     "{% endif %}\n{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"
 )
 
@@ -75,7 +75,10 @@ def test_a_template_that_writes_beginnings_otherwise_is_cut_by_its_marks_or_refu
     with pytest.raises(ConfigError, match="leaves out 'content'"):
         encode_conversation(tokenizer_with(FORGETFUL), [], conversation)
     tokenizer = tokenizer_with(MARKED)
-    assert learned(tokenizer, *encode_conversation(tokenizer, [], conversation)) == "l<eos>more<eos>"
+    assert learned(tokenizer, *encode_conversation(tokenizer, [], conversation)) == "long<eos>>more<eos>"
+    forgetful = MARKED.replace("m['content'] }}<eos>{% endg", "m['content'][:1] }}<eos>{% endg")
+    with pytest.raises(ConfigError, match="leaves out 'content'"):
+        encode_conversation(tokenizer_with(forgetful), [], conversation)
 
 
 def test_a_message_that_would_end_its_turn_is_refused():

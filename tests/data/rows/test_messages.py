@@ -97,6 +97,10 @@ def test_tokens_are_those_of_apply_chat_template_with_the_same_arguments(convers
     view = with_options(tokenizer, own)
     wanted = by_transformers(tokenizer, asked, tools=given, add_generation_prompt=True, **options)
     assert encode_messages(view, prompt, given or ()).tolist() == wanted
+    if conversation[-1] is THINKING and options.get("enable_thinking") is False:
+        line = refusal(lambda: sample_of(tokenizer, {**columns, "messages": conversation}))
+        assert "asks for the last answer with" in line and "without thinking" in line
+        return
     sample = sample_of(tokenizer, {**columns, "messages": conversation})
     whole = by_transformers(tokenizer, conversation, tools=given, **options)
     assert sample.tokens.tolist() == whole[: len(sample.tokens)] and len(whole) - len(sample.tokens) <= 1

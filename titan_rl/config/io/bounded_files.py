@@ -113,6 +113,20 @@ def parse_json(data: bytes | str, *, pairs: Callable[[list], Any] | None = None)
     return value
 
 
+class KeyTwice(ValueError):
+    """A key stands twice in an object of JSON."""
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Object of JSON. Errors: KeyTwice for a key that stands there twice, of which Python would take the last."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise KeyTwice(f"the key {twice!r} stands there twice: keep one of them")
+    return fields
+
+
 _DEEP = f"it nests more than {DEPTH} deep"
 
 

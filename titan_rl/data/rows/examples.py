@@ -52,7 +52,7 @@ def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Exam
     text that the tokenizer or the template cannot write, or an answer without a token.
     """
     try:
-        _check_beside_text(row, as_chat)
+        _check_beside_text(row, as_chat=as_chat)
         tokenizer = with_options(tokenizer, row.template_options)
         samples = [
             _sample(row, number, _encoder(row.prompt, answer, as_chat, row.tools)(tokenizer))
@@ -64,10 +64,11 @@ def make_example(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> Exam
     return Example(row.place, row.text, tuple(samples), row.source)
 
 
-def _check_beside_text(row: ParsedRow, as_chat: bool) -> None:
-    """Errors: ConfigError for columns that only a chat template reads."""
+def _check_beside_text(row: ParsedRow, *, as_chat: bool) -> None:
+    """Errors: ConfigError for tools or options of the chat template beside text, which no template writes."""
+    is_text = all(isinstance(answer, str) for answer in row.answers) and not as_chat
     for name, value in ((TOOLS, row.tools), (TEMPLATE_OPTIONS, row.template_options)):
-        if value and not as_chat and isinstance(row.answers[0], str):
+        if is_text and value:
             raise ConfigError(f"{name!r} needs data.chat = true beside text: set it, or rename the column")
 
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from titan_rl.config.io.bounded_files import RefusedFile, check_file, parse_json, read_json, read_lines
+from titan_rl.config.io.bounded_files import (
+    KeyTwice,
+    RefusedFile,
+    check_file,
+    each_once,
+    parse_json,
+    read_json,
+    read_lines,
+)
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import EXACT
 from titan_rl.data.rows.row_messages import without_filled
@@ -62,28 +70,14 @@ def data_files(path: Path) -> list[Path]:
     return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
 
 
-class _Twice(ValueError):
-    """A key stands twice in an object of JSON."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Errors: _Twice for a key that stands there twice, of which Python would take the last."""
-    columns = dict(pairs)
-    if len(columns) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _Twice(f"the key {twice!r} stands there twice: keep one of them")
-    return columns
-
-
 def _read_json_lines(path: Path, name: str) -> Iterator[RawRow]:
     for number, line in enumerate(read_lines(path, _LINE_BYTES), 1):
         place = f"{name} line {number}"
         if not (line := line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
             continue
         try:
-            columns = parse_json(line.decode(), pairs=_once)
-        except _Twice as error:
+            columns = parse_json(line.decode(), pairs=each_once)
+        except KeyTwice as error:
             raise ConfigError(f"{place}: {error}") from None
         except ValueError as error:
             raise ConfigError(f"{place}: not JSON: {error}; each line must be one JSON object") from None

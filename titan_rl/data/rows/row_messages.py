@@ -10,7 +10,7 @@ Errors are a ConfigError of one line with the row's place.
 
 from typing import Any
 
-from titan_rl.config.io.bounded_files import parse_json
+from titan_rl.config.io.bounded_files import KeyTwice, each_once, parse_json
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import check_finite, encodable, shown, text
 from titan_rl.data.types import REASONING, Message, MessageCall, message
@@ -121,12 +121,14 @@ def _call(place: str, call: Any) -> MessageCall:
 
 
 def _from_json(place: str, name: str, value: Any) -> Any:
-    """A value, or what it is JSON of. Errors: ConfigError for text that is not JSON."""
+    """A value, or what it is JSON of. Errors: ConfigError for text that is not JSON, or has a key twice."""
     if not isinstance(value, str):
         return value
     try:
-        return parse_json(value)
-    except (ValueError, RecursionError) as error:
+        return parse_json(value, pairs=each_once)
+    except KeyTwice as error:
+        raise ConfigError(f"{place}: {name!r}: {error}") from None
+    except ValueError as error:
         raise ConfigError(f"{place}: {name!r} is text that is not JSON ({error}): give the object itself") from None
 
 
@@ -174,6 +176,8 @@ def without_filled(columns: dict[str, Any]) -> dict[str, Any]:
 def _without_filled(name: str, value: Any) -> Any:
     if _is_message_column(name, value):
         return _without_nulls(value)
+    if isinstance(value, list):  # conversations, or tables that hold some
+        return [_without_filled("", each) for each in value]
     return without_filled(value) if isinstance(value, dict) else value
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.text.message_forms import fitted
+from titan_rl.data.text.message_forms import fitted, is_text, marked_call, marks_of
 from titan_rl.data.text.rendering import rendered
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.types import Message, content_of, message
@@ -61,16 +61,25 @@ def first_unrendered(tokenizer: Tokenizer, roles: tuple[str, ...]) -> int | None
 
 
 def first_left_out(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools = ()) -> int | None:
-    """Index of the first of these messages whose content is missing from the rendering, an assistant's excepted.
+    """Index of the first of these messages of which the rendering lacks the content, or, of an assistant's, a tool
+    call or an argument of one.
 
     Errors: ConfigError if it refuses them.
     """
-    required = {n: f"mark-{n}-" for n, each in enumerate(messages) if each["role"] != "assistant"}
-    marked = [message("assistant", f"mark-{n}-") if len(each) == 2 else each for n, each in enumerate(messages)]
-    for number, mark in required.items():
-        marked[number] = {**messages[number], "content": mark}
-    text = render_with_tools(tokenizer, marked, tools).casefold()
-    return next((number for number, mark in required.items() if mark not in text), None)
+    marked = [_marked(number, each) for number, each in enumerate(messages)]
+    text = render_with_tools(tokenizer, [each for each, _ in marked], tools).casefold()
+    return next((number for number, (_, marks) in enumerate(marked) if any(mark not in text for mark in marks)), None)
+
+
+def _marked(number: int, each: Message) -> tuple[Message, list[str]]:
+    """Message with marks for what it says, and those of them that must be written."""
+    mark = f"mark-{number}-"
+    if each["role"] != "assistant":
+        return {**each, "content": mark}, [mark]
+    if not (calls := each.get("tool_calls")):
+        return message("assistant", mark) if is_text(each) else each, []
+    marked: Any = {**each, "tool_calls": [marked_call(call, f"{mark}{n}-") for n, call in enumerate(calls)]}
+    return marked, [text for call in marked["tool_calls"] for text in marks_of(call)]
 
 
 def with_tools(messages: list[Message], tools: Tools) -> list[Message]:

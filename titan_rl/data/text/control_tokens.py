@@ -10,11 +10,9 @@ from functools import lru_cache
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import ANSWER, ASKED, REPLY, message, render
-from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.tokenizer import SHORTEST, Tokenizer
 
 _MAX_PASSES = 8
-_SHORTEST = 3
-"""Characters of a control token: some models name ``!`` or a line end as padding, which is text all the same."""
 
 
 @lru_cache(maxsize=8)
@@ -24,7 +22,7 @@ def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     around = _around_messages(tokenizer)
     tokens = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     tokens |= {number: token.content for number, token in added.items() if token.special or number in around}
-    return {number: text for number, text in tokens.items() if len(text.strip()) >= _SHORTEST}
+    return {number: text for number, text in tokens.items() if len(text.strip()) >= SHORTEST}
 
 
 def _around_messages(tokenizer: Tokenizer) -> set[int]:
@@ -46,7 +44,7 @@ def _of_template(tokenizer: Tokenizer) -> dict[int, str]:
     added = tokenizer.added_tokens_decoder  # pyright: ignore[reportAttributeAccessIssue]  # each kind has it
     template = str(tokenizer.chat_template)
     words = {number: token.content for number, token in added.items() if token.content in template}
-    return control_tokens(tokenizer) | {n: text for n, text in words.items() if len(text.strip()) >= _SHORTEST}
+    return control_tokens(tokenizer) | {n: text for n, text in words.items() if len(text.strip()) >= SHORTEST}
 
 
 def plain(tokenizer: Tokenizer, text: str, role: str = "user") -> str:

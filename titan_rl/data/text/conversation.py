@@ -9,13 +9,16 @@ The cuts are where the template's renderings of the conversation's beginnings en
 itself, as sampling meets it: the prompt first, then the answer. Of the assistant's piece what follows its last control
 token (the end of the turn) is the template's. Where a template renders an answer otherwise once more follows, as Qwen3
 does with empty thoughts, the piece goes up to the next answer, and its first end of a turn ends what is learned. Where
-an option alone opens an answer in words that the whole has not, as ``enable_thinking = false`` does in Qwen3's earlier
-answers, the answer begins as without options. A
+an option alone opens an earlier answer in words that the whole has not, as ``enable_thinking = false`` does in Qwen3,
+that answer begins as without options; the last one must stand behind what the model is asked with, or the row is
+refused. A
 template that renders what comes before an answer otherwise is cut by its own ``{% generation %}`` marks, or else
 refused. So is one that leaves out what an answer says.
 """
 
+import json
 import re
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +28,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import Tools, render_with_tools
 from titan_rl.data.text.control_tokens import check_plain, plain
 from titan_rl.data.text.endings import end_of_answer, with_end
-from titan_rl.data.text.message_forms import texts_of
+from titan_rl.data.text.message_forms import texts_in, texts_of
 from titan_rl.data.text.pieces import beginning, encode, encode_behind, encode_from_start
 from titan_rl.data.text.rendering import without_options
 from titan_rl.data.text.tokenizer import Tokenizer
@@ -85,24 +88,55 @@ def encode_conversation(
     ``prompt``.
 
     ``tools``: schemas of what the assistant may call. Errors: ConfigError if the template does not show what the
-    assistant wrote, or a message holds a control token.
+    assistant wrote, or a message or a schema holds a control token.
     """
     conversation = [*prompt, *answer]
     for each in conversation:
         for text in texts_of(each):
             check_plain(tokenizer, f"a message of {each['role']}", text)
+    _check_tools(tokenizer, json.dumps(list(tools)))
     check_roles(tokenizer, conversation, tools)
     rendered = render_with_tools(tokenizer, conversation, tools, add_generation_prompt=False)
+    _check_asked(tokenizer, conversation, len(prompt), rendered, tools)
     cuts = _cuts(tokenizer, conversation, len(prompt), rendered, tools)
     if cuts is None:
-        return _by_marks(tokenizer, prompt, conversation, tools)
+        return _by_marks(tokenizer, prompt, conversation, rendered, tools)
     _check_shown(answer, [rendered[begin:end] for begin, end in zip(cuts[::2], cuts[1::2], strict=True)])
     return _tokens(_owned(tokenizer, rendered, cuts))
 
 
+@lru_cache(maxsize=64)
+def _check_tools(tokenizer: Tokenizer, tools: str) -> None:
+    for text in texts_in(json.loads(tools)):
+        check_plain(tokenizer, "a tool's schema", text)
+
+
+def _check_asked(tokenizer: Tokenizer, conversation: list[Message], first: int, rendered: str, tools: Tools) -> None:
+    """Check that the last answer stands behind what the model would be asked for it with. Errors: ConfigError."""
+    places = _answers(conversation, first)
+    before = conversation[: places[-1]] if places else []
+    if not before or rendered.startswith(asked := render_with_tools(tokenizer, before, tools)):
+        return
+    opening = asked.removeprefix(render_with_tools(tokenizer, before, tools, add_generation_prompt=False))
+    raise ConfigError(
+        f"the model's chat template asks for the last answer with {opening[-80:]!r}, and does not write it so: give "
+        f"rows that end in an answer, without thinking of its own where an option forbids it, other "
+        f"model.chat_template.options or chat_template_kwargs, or another template"
+    )
+
+
+def _answers(conversation: list[Message], first: int) -> list[int]:
+    """Places of the assistant's messages from ``first`` on."""
+    return [place for place in range(first, len(conversation)) if conversation[place]["role"] == "assistant"]
+
+
 def _check_shown(answer: list[Message], spans: list[str]) -> None:
-    """Check of what is learned for what the assistant's messages say, white space aside. Errors: ConfigError."""
+    """Check of what is learned for what the assistant's messages say, white space aside. Errors: ConfigError.
+
+    ``spans``: one for each of these messages; where a template marks several of one, all count for each.
+    """
     own = [each for each in answer if each["role"] == "assistant"]
+    spans = spans if len(spans) == len(own) else ["".join(spans)] * len(own)
     for each, span in zip(own, spans, strict=True):
         written = "".join(span.split())
         parts = [("content", content_of(each)), *reasoning_of(each).items()]
@@ -146,7 +180,7 @@ def _cuts(
                 return len(text)
         return None
 
-    places = [place for place in range(first, len(conversation)) if conversation[place]["role"] == "assistant"]
+    places = _answers(conversation, first)
     begins = [beginning_of(place, asks=True) for place in places]
     cuts: list[int] = []
     for number, (place, begin) in enumerate(zip(places, begins, strict=True)):
@@ -171,14 +205,15 @@ def _has_marks(tokenizer: Tokenizer) -> bool:
     return _GENERATION.search(str(tokenizer.chat_template)) is not None
 
 
-def _by_marks(tokenizer: Tokenizer, prompt: list[Message], conversation: list[Message], tools: Tools) -> Tokens:
-    """By the template's own marks of what the assistant wrote."""
+def _by_marks(
+    tokenizer: Tokenizer, prompt: list[Message], conversation: list[Message], rendered: str, tools: Tools
+) -> Tokens:
+    """By the template's own marks of what the assistant wrote. Errors: ConfigError."""
     if not _has_marks(tokenizer):
         shorter = ", or rows of one answer" if len(conversation) - len(prompt) > 1 else ""
         raise ConfigError(
-            "the model's chat template writes a conversation's beginning otherwise once it goes on, or opens the "
-            "model's thinking where it asks for an answer, and does not mark with {% generation %} what the assistant "
-            f"wrote: take another template, or other model.chat_template.options{shorter}"
+            "the model's chat template writes a conversation's beginning otherwise once it goes on, and does not mark "
+            f"with {{% generation %}} what the assistant wrote: take another template{shorter}"
         )
     options = {"add_generation_prompt": False, "return_dict": True, "return_assistant_tokens_mask": True}
     encoded = render_with_tools(tokenizer, conversation, tools, tokenize=True, **options)
@@ -189,4 +224,25 @@ def _by_marks(tokenizer: Tokenizer, prompt: list[Message], conversation: list[Me
             "the model's chat template does not show the prompt as it is once it is answered: take another"
         )
     mask[: len(prompt_tokens)] = False
+    mask[_last_opening(tokenizer, conversation, len(prompt), tools)] = False
+    _check_shown(conversation[len(prompt) :], _marked_texts(tokenizer, rendered, mask))
     return tokens, np.where(mask, Provenance.MODEL, Provenance.TEMPLATE).astype(np.int8)
+
+
+def _last_opening(tokenizer: Tokenizer, conversation: list[Message], first: int, tools: Tools) -> slice:
+    """Tokens of the generation prompt before the last answer, which marks may enclose."""
+    before = conversation[: _answers(conversation, first)[-1]]
+    bare, asked = (
+        len(render_with_tools(tokenizer, before, tools, tokenize=True, add_generation_prompt=asks)) if before else 0
+        for asks in (False, True)
+    )
+    return slice(bare, asked)
+
+
+def _marked_texts(tokenizer: Tokenizer, rendered: str, mask: np.ndarray) -> list[str]:
+    """Text of each run of marked tokens."""
+    offsets = tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return [
+        rendered[offsets[start][0] : offsets[stop - 1][1]] for start, stop in zip(edges[::2], edges[1::2], strict=True)
+    ]

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
 
+from titan_rl.config.io.bounded_files import KeyTwice, each_once, parse_json
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.rendering import rendered
 from titan_rl.data.text.tokenizer import Tokenizer
@@ -50,12 +51,15 @@ _CALL_FORMS = [
 
 
 def arguments_of(value: Any, what: str) -> dict[str, Any]:
-    """A call's arguments, given as an object, or as JSON of one; none are an empty object. Errors: ConfigError."""
+    """A call's arguments, given as an object, or as JSON of one; none are an empty object. Errors: ConfigError, also
+    for a key that is there twice."""
     if value is None or value == "":
         return {}
     try:
-        arguments = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
+        arguments = parse_json(value, pairs=each_once) if isinstance(value, str) else value
+    except KeyTwice as error:
+        raise ConfigError(f"{what}: {error}") from None
+    except ValueError as error:
         raise ConfigError(f"{what}: not JSON: {error}") from None
     if not isinstance(arguments, dict):
         raise ConfigError(f"{what}: a {type(arguments).__name__}: give an object of JSON, by the parameters' names")
@@ -111,6 +115,12 @@ def _try(tokenizer: Tokenizer, messages: list[Message], has_tools: bool) -> str:
 
 # messages in that form
 
+
+def is_text(each: Message) -> bool:
+    """Whether a message is text alone."""
+    return set(each) == {"role", "content"}
+
+
 _NO_CALLS = (
     "the model's chat template does not write out tool_calls: set model.chat_template.file to one that does, or write "
     "each call into 'content' as the model is to write it"
@@ -122,7 +132,7 @@ def fitted(tokenizer: Tokenizer, messages: Sequence[Message], *, has_tools: bool
 
     Errors: ConfigError for tool calls or reasoning that it does not write out, or arguments that are not JSON.
     """
-    return [_fitted(tokenizer, each, has_tools) if len(each) > 2 or "tool_calls" in each else each for each in messages]
+    return [each if is_text(each) else _fitted(tokenizer, each, has_tools) for each in messages]
 
 
 def _fitted(tokenizer: Tokenizer, each: Message, has_tools: bool) -> Message:
@@ -150,6 +160,26 @@ def _reasoning_name(tokenizer: Tokenizer, name: str, has_tools: bool) -> str:
     return name if name in known else known[0]
 
 
+# their calls, marked
+
+
+def marked_call(call: MessageCall, mark: str) -> MessageCall:
+    """Call whose name and arguments are marks, each another one.
+
+    Errors: ConfigError for arguments that are not JSON.
+    """
+    function = call["function"]
+    names = arguments_of(function.get("arguments"), f"arguments of {function['name']}")
+    arguments = {name: f"{mark}argument-{number}-" for number, name in enumerate(names)}
+    return {**call, "function": {"name": f"{mark}name-", "arguments": arguments}}
+
+
+def marks_of(call: MessageCall) -> list[str]:
+    """Marks of a marked call."""
+    arguments: Any = call["function"]["arguments"]
+    return [call["function"]["name"], *arguments.values()]
+
+
 # their texts
 
 
@@ -158,7 +188,9 @@ def with_texts(each: Message, change: Callable[[str], str]) -> Message:
 
     Errors: ConfigError for arguments of a call that are not JSON.
     """
-    changed: Any = {name: _changed(value, change) for name, value in each.items() if name not in ("role", "tool_calls")}
+    changed: Any = {
+        name: changed_texts(value, change) for name, value in each.items() if name not in ("role", "tool_calls")
+    }
     if calls := each.get("tool_calls"):
         changed["tool_calls"] = [_call(call, change) for call in calls]
     return {"role": each["role"]} | changed
@@ -167,28 +199,39 @@ def with_texts(each: Message, change: Callable[[str], str]) -> Message:
 def _call(call: MessageCall, change: Callable[[str], str]) -> Any:
     function = call["function"]
     arguments = arguments_of(function.get("arguments"), f"arguments of {function['name']}")
-    changed = {"name": change(function["name"]), "arguments": _changed(arguments, change)}
+    changed = {"name": change(function["name"]), "arguments": changed_texts(arguments, change)}
     identity = {"id": change(call["id"])} if "id" in call else {}
     return {**call, **identity, "function": changed}
 
 
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
+def changed_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Value of JSON with each of its texts changed, those of keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
-        return [_changed(part, change) for part in value]
+        return [changed_texts(part, change) for part in value]
     if isinstance(value, dict):
-        return {change(name): _changed(part, change) for name, part in value.items()}
+        return {change(name): changed_texts(part, change) for name, part in value.items()}
     return value
 
 
 def texts_of(each: Message) -> list[str]:
     """Texts of a message, those of tool calls too."""
     texts: list[str] = []
+    with_texts(each, _keeping(texts))
+    return texts
 
+
+def texts_in(value: Any) -> list[str]:
+    """Texts of a value of JSON, those of keys too."""
+    texts: list[str] = []
+    changed_texts(value, _keeping(texts))
+    return texts
+
+
+def _keeping(texts: list[str]) -> Callable[[str], str]:
     def keep(text: str) -> str:
         texts.append(text)
         return text
 
-    with_texts(each, keep)
-    return texts
+    return keep

@@ -15,7 +15,7 @@ from jinja2 import Environment, TemplateError, meta
 
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.text.template_limits import check_source, limited
-from titan_rl.data.text.tokenizer import Tokenizer, set_text, text_settings
+from titan_rl.data.text.tokenizer import SHORTEST, Tokenizer, set_text, text_settings
 from titan_rl.data.types import Message
 
 _FAULTS = (
@@ -100,7 +100,10 @@ def check_options(tokenizer: Tokenizer, options: Mapping[str, Any], setting: str
 
 
 def with_options(tokenizer: Tokenizer, options: Mapping[str, Any]) -> Tokenizer:
-    """Tokenizer with a row's own options for the chat template, over the run's. Errors: as ``check_options``."""
+    """Tokenizer with a row's own options for the chat template, over the run's.
+
+    Errors: as ``check_options``, and ConfigError for one that holds a special token.
+    """
     return _with_options(tokenizer, json.dumps(options, sort_keys=True)) if options else tokenizer
 
 
@@ -110,9 +113,17 @@ def without_options(tokenizer: Tokenizer) -> Tokenizer:
     return set_text(copy.copy(tokenizer), replace(text_settings(tokenizer), template_kwargs={}))
 
 
+def _check_special(tokenizer: Tokenizer, options: str) -> None:
+    """Errors: ConfigError for a row's options with a special token, which the template would write."""
+    words = (word for word in tokenizer.all_special_tokens if len(word.strip()) >= SHORTEST)
+    if word := next((word for word in words if json.dumps(word)[1:-1] in options), None):
+        raise ConfigError(f"chat_template_kwargs holds {word!r}, a special token of this model's: leave it out")
+
+
 @lru_cache(maxsize=16)
 def _with_options(tokenizer: Tokenizer, options: str) -> Tokenizer:
     """A copy that shares the vocabulary: whatever is found out about a template is found out for its options, too."""
     own, settings = json.loads(options), text_settings(tokenizer)
     check_options(tokenizer, own, "chat_template_kwargs")
+    _check_special(tokenizer, options)
     return set_text(copy.copy(tokenizer), replace(settings, template_kwargs=settings.template_kwargs | own))

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 else:
     Tokenizer = Any
 
+SHORTEST = 3
+"""Characters of a control token: some models name ``!`` or a line end as padding, which is text all the same."""
+
 
 @dataclass(frozen=True)
 class TextSettings:

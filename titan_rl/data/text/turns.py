@@ -10,8 +10,9 @@ A model that ended its turn has sampled the end token already, so that is not wr
 text of whoever wrote them: none of it becomes a control token (control_tokens.py).
 """
 
+import json
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -28,7 +29,7 @@ from titan_rl.data.text.chat_template import (
 )
 from titan_rl.data.text.control_tokens import check_plain, control_tokens, plain
 from titan_rl.data.text.endings import end_of_answer, with_end, written_answer
-from titan_rl.data.text.message_forms import with_texts
+from titan_rl.data.text.message_forms import changed_texts, is_text, with_texts
 from titan_rl.data.text.pieces import encode_behind, encode_from_start, tokens_and_owner
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.types import Message, Provenance, content_of
@@ -46,13 +47,14 @@ def encode_messages(
     begins.
 
     ``tools``: schemas of what the model may call. A template without a place for them has them in the system message.
-    ``is_plain``: whether control tokens in the text are meant, or broken up already.
+    Control tokens in it are broken up. ``is_plain``: whether those in the messages are meant, or broken up already.
 
     Errors: ConfigError if there is no template, or it refuses the messages.
     """
     if isinstance(messages, str):
         text = messages if is_plain else plain(tokenizer, messages)
         return np.asarray(encode_from_start(tokenizer, text), np.int32)
+    tools = _plain_tools(tokenizer, tools)
     plain_messages = messages if is_plain else _plain(tokenizer, messages)
     check_roles(tokenizer, messages, tools)
     return np.asarray(render_with_tools(tokenizer, plain_messages, tools, tokenize=True), np.int32)
@@ -60,6 +62,15 @@ def encode_messages(
 
 def _plain(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:
     return [with_texts(each, partial(plain, tokenizer, role=each["role"])) for each in messages]
+
+
+def _plain_tools(tokenizer: Tokenizer, tools: Tools) -> Tools:
+    return json.loads(_plain_json(tokenizer, json.dumps(list(tools)))) if tools else ()
+
+
+@lru_cache(maxsize=64)
+def _plain_json(tokenizer: Tokenizer, value: str) -> str:
+    return json.dumps(changed_texts(json.loads(value), partial(plain, tokenizer)))
 
 
 def check_roles(tokenizer: Tokenizer, messages: list[Message], tools: Tools = ()) -> None:
@@ -70,16 +81,23 @@ def check_roles(tokenizer: Tokenizer, messages: list[Message], tools: Tools = ()
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE)
     roles = tuple(each["role"] for each in messages)
-    is_plain = all(len(each) == 2 for each in messages)
+    is_plain = all(map(is_text, messages))
     if is_plain and tools and "tool" in roles:
         return  # the template's variant for tools shows them (reply_template)
     number = first_unrendered(tokenizer, roles) if is_plain else first_left_out(tokenizer, messages, tools)
-    if number is not None:
-        mend = "leave task.system_prompt and" if roles[number] == "system" else "leave"
+    if number is None:
+        return
+    if roles[number] == "assistant":
         raise ConfigError(
-            f"the model's chat template has no place for a {roles[number]} message at place {number + 1} of "
-            f"{', '.join(roles)}: {mend} such messages out, or take another template"
+            f"the model's chat template leaves out a tool call of the assistant's, or an argument of one, at place "
+            f"{number + 1} of {', '.join(roles)}: give one call a message, or set model.chat_template.file to one "
+            f"that writes them all"
         )
+    mend = "leave task.system_prompt and" if roles[number] == "system" else "leave"
+    raise ConfigError(
+        f"the model's chat template has no place for a {roles[number]} message at place {number + 1} of "
+        f"{', '.join(roles)}: {mend} such messages out, or take another template"
+    )
 
 
 def encode_opening(
@@ -96,6 +114,7 @@ def encode_opening(
         words = np.asarray(encode_behind(tokenizer, messages, opening), np.int32)
         provenance = np.repeat([Provenance.TEMPLATE, Provenance.TOOL], [len(prompt), len(words)])
         return np.concatenate([prompt, words]), provenance.astype(np.int8)
+    tools = _plain_tools(tokenizer, tools)
     check_roles(tokenizer, messages, tools)
     plain_messages = _plain(tokenizer, messages)
     rendered, marked = (
@@ -122,7 +141,7 @@ def encode_answer(tokenizer: Tokenizer, answer: str, *, is_chat: bool, tools: To
     if not is_chat:
         end = tokenizer.eos_token_id
         return np.asarray([*encode_behind(tokenizer, "", answer), end], np.int32)
-    before, answer_text = written_answer(tokenizer, answer, tools)
+    before, answer_text = written_answer(tokenizer, answer, _plain_tools(tokenizer, tools))
     tokens = encode_behind(tokenizer, before, answer_text)
     return np.asarray(with_end(tokenizer, tokens, [])[0], np.int32)
 
@@ -139,7 +158,7 @@ def encode_reply(
         text = plain(tokenizer, "".join(map(content_of, replies)), replies[0]["role"])
         tokens = np.asarray(encode_behind(tokenizer, "", text), np.int32)
         return tokens, np.full(len(tokens), Provenance.TOOL, np.int8)
-    template = reply_template(tokenizer, replies[0]["role"], len(replies), tools)
+    template = reply_template(tokenizer, replies[0]["role"], len(replies), _plain_tools(tokenizer, tools))
     texts = [template.written(plain(tokenizer, content_of(reply), reply["role"])) for reply in replies]
     parts = [part for pair in zip(template.pieces, texts, strict=False) for part in pair] + [template.pieces[-1]]
     starts = np.cumsum([0, *map(len, parts)]).tolist()

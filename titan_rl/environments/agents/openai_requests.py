@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from titan_rl.data.types import REASONING
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls
 from titan_rl.environments.conversation.untrusted_json import read_json
 
@@ -83,6 +84,11 @@ _REFUSED = {
     "echo": (None, False),
     "suffix": (None, ""),
     "tool_choice": (None, "auto", "none"),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "documents": (None, []),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
 }
 """Settings that are taken with these values alone."""
 _ROLES = {"developer": "system", "function": "tool"}
@@ -136,6 +142,8 @@ def _message(message: Any) -> ChatMessage:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str):
         raise Refused("messages: each is {role, content}")
+    if name := next((name for name in REASONING if message.get(name)), None):
+        raise Refused(f"messages: {name!r} would not be shown to the model: put it into content")
     calls = message.get("tool_calls") or ()
     try:
         return ChatMessage(_ROLES.get(role, role), _text(message.get("content")), tuple(_call(call) for call in calls))

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS
+from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
 from titan_rl.data.rows.row_shapes import Kind, ParsedRow, Written, read_row
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Prompt, message
@@ -52,6 +52,8 @@ def _only_answer(task: Task, prompt: Prompt) -> str:
 def _columns(task: Task, kind: Kind, prompt: Prompt, answers: list[str], number: int) -> Iterator[dict[str, Any]]:
     question = task.messages(prompt)
     asked = {"prompt": question, TEMPLATE_OPTIONS: prompt.template_options}
+    if not isinstance(question, str):
+        asked[TOOLS] = list(task.tools_of(prompt))
     right = _written(question, answers[number])
     if kind == "demonstrations":
         yield {**asked, "completion": right}

@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from titan_rl.controller.preflight.checks import stops_of, tokenizer_of
 from titan_rl.data.text import pieces, turns
 from titan_rl.data.text.control_tokens import control_tokens
-from titan_rl.data.text.message_forms import fitted, texts_of
+from titan_rl.data.text.message_forms import fitted, texts_in, texts_of
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, text_settings
 from titan_rl.data.types import Message, message
@@ -47,7 +47,7 @@ class Written:
             if [token for token in encoded[: len(first) + 1] if token in first] != first:
                 raise CheckFailed("a prompt does not begin once as the model's sequences do", self._shown(encoded))
             return
-        if self._has_control(messages) or (tools and not self._rendered_tools(tools)):
+        if self._has_control(messages, tools) or (tools and not self._rendered_tools(tools)):
             return  # text that is broken up, or tools that are told of otherwise
         expected = pieces.encode(self.tokenizer, self.rendered(messages, tools))
         self._compare("a prompt", encoded, expected)
@@ -55,8 +55,8 @@ class Written:
     def _rendered_tools(self, tools: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         return tools if "tools" in str(self.tokenizer.chat_template) else ()
 
-    def _has_control(self, messages: list[Message]) -> bool:
-        texts = chain.from_iterable(map(texts_of, messages))
+    def _has_control(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> bool:
+        texts = [*chain.from_iterable(map(texts_of, messages)), *texts_in(list(tools))]
         return any(token in text for text in texts for token in control_tokens(self.tokenizer).values())
 
     def _compare(self, what: str, encoded: list[int], expected: list[int]) -> None:
@@ -128,7 +128,7 @@ async def written(context: CheckContext) -> str:
         own.check_prompt(messages, tools)
         styles.add(not isinstance(messages, str))
         if tools and not isinstance(messages, str):
-            text.check_reply(tools)
+            own.check_reply(tools)
     for is_chat in styles:
         text.check_hostile(is_chat=is_chat)
         if config.sft.steps:
