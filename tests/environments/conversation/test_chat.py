@@ -290,9 +290,9 @@ def message_of(use) -> str:
 
 def test_a_model_without_a_template_is_told_before_anything_starts():
     tokenizer = with_template(None)
-    assert "task.style = 'chat' needs data.chat = true template" in message_of(lambda: check_chat(tokenizer, TextUse()))
+    assert "task.style = 'chat' needs a chat template" in message_of(lambda: check_chat(tokenizer, TextUse()))
     asked = [dict(role="user", content="a")]
-    assert "task.style = 'chat' needs data.chat = true template" in message_of(lambda: encode_messages(tokenizer, asked))
+    assert "task.style = 'chat' needs a chat template" in message_of(lambda: encode_messages(tokenizer, asked))
     for template in ENDS:
         check_chat(with_template(template), TextUse(replies=True))
 
