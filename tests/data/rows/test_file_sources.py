@@ -358,8 +358,11 @@ def cached_alone(cache: Path, name: str, files: list[str], card: str = "") -> No
     (snapshot.parents[1] / "refs" / "main").write_text(COMMIT)
 
 
+GLOB_CARD = '---\nconfigs: [{data_files: [{split: train, path: "data/*"}]}]\n---\n'
 CACHED_IN_PART = [
     (["default/train/0000.jsonl"], "", "org/x:default:train", "0000.jsonl may be one of several files"),
+    (["train_a.jsonl"], "", "org/x:default:train", "train_a.jsonl may be one of several files"),
+    (["data/a.jsonl"], GLOB_CARD, "org/x:train", "data/a.jsonl may be one of several files"),
     (["test.jsonl"], "", "org/x", "it may have more than this split: name one of test"),
     (["extra/train.jsonl"], "", "org/x:train", "it has no config 'train': name one of extra"),
     (["main/test-00000-of-00001.parquet"], CARD, "org/x:main", "several splits: name one of test, train"),
@@ -373,6 +376,11 @@ def test_what_a_cache_has_in_part_is_not_taken_for_all(cache, tmp_path, files, c
     cached_alone(cache, "org/x", files, card)
     line = mistake(tmp_path, file=name)
     assert "the Hub cannot be reached" in line and words in line
+
+
+def test_a_cache_that_has_all_files_that_the_card_names_is_read(cache, tmp_path):
+    cached_alone(cache, "org/x", ["data/a.jsonl"], GLOB_CARD.replace("*", "a.jsonl"))
+    assert names("data.file", "org/x:train", tmp_path) == ["a.jsonl"]
 
 
 def test_a_listing_that_a_download_kept_tells_whether_a_cache_has_all(cache, tmp_path):

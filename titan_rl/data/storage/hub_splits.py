@@ -22,8 +22,6 @@ _PART = "partial-"
 """What the Hub calls a split that it converted the beginning of."""
 _SHARD = re.compile(r"(?P<split>\w+(?:\.\w+)*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?:-[0-9a-f]+)?")
 _CONVERTED = re.compile(r"\d{4}")
-_NUMBERED = re.compile(r"(?:.*\D)?0\d{2,}")
-"""One of several files, of which no name says how many."""
 _WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
@@ -58,7 +56,7 @@ def choose_files(
     _check_formats(chosen)
     _check_shards(chosen, with_others="data_files" in entries.get(config, {}))
     if not are_all:
-        _check_counted(chosen)
+        _check_counted(chosen, splits[split] if "data_files" in entries.get(config, {}) else ())
     return chosen
 
 
@@ -129,11 +127,12 @@ def _check_shards(files: Sequence[str], *, with_others: bool) -> None:
         raise ValueError(f"this split has other files beside {next(iter(shards))}-*: {_BY_PATH}")
 
 
-def _check_counted(files: Sequence[str]) -> None:
-    """Errors: ValueError for files of a cache that may be some of several."""
-    stems = {file: PurePosixPath(file).stem for file in files}
-    if file := next((f for f, stem in stems.items() if _NUMBERED.fullmatch(stem) and not _SHARD.fullmatch(stem)), None):
-        raise ValueError(f"{file} may be one of several files: give them by their path")
+def _check_counted(files: Sequence[str], named: Sequence[str]) -> None:
+    """Errors: ValueError for files of a cache beside which the split may have more. ``named``: by the card."""
+    literal = set(named)
+    counted = (file in literal or _SHARD.fullmatch(PurePosixPath(file).stem) for file in files)
+    if file := next((file for file, is_counted in zip(files, counted, strict=True) if not is_counted), None):
+        raise ValueError(f"{file} may be one of several files of the split: give them by their path")
 
 
 def _data(files: Sequence[str]) -> list[str]:
