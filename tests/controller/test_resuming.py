@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import made_run
 import numpy as np
 import pytest
+from row_tasks import write
 from running import overrides
 
 from titan_rl import train
@@ -16,7 +17,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.controller.initial_policy import keep_policy
 from titan_rl.controller.preflight import recorded_config
 from titan_rl.controller.preflight import resume as resuming
-from titan_rl.controller.preflight.checks import resolve
+from titan_rl.controller.preflight.checks import resolve, with_dataset
 from titan_rl.controller.preflight.resumed_settings import learning_rates, resumed_settings
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.controller.session import Session
@@ -201,6 +202,47 @@ def test_the_reference_is_the_policy_after_the_supervised_steps_that_were_done_l
     for meshes.trainer.policy in ("after 5 steps", "after 20 steps"):
         asyncio.run(keep_policy(checked.config, checked.algorithm, run_dir, meshes))
     assert loaded == [("reference", "after 5 steps"), ("reference", "after 20 steps")]
+
+
+# of a run on data
+
+ON_DATA = dict(algorithm__name="sft", sft__steps=0, eval__prompts=4)
+MADE = {"data.file": "task", "data.too_long": "error"}
+WEIGHTED = '[{ path = "a.jsonl", weight = 2.0 }, "b.jsonl"]'
+
+
+@pytest.fixture
+def on_data(tmp_path, monkeypatch):
+    """A run on two weighted files, whose rows have their texts under two names each."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        write(tmp_path, [{"prompt": f"{n},1=", "completion": "1", "second": "2"} for n in range(9)], f"{name}.jsonl")
+    return made_run.made_run(tmp_path / "data_run", **ON_DATA, data__file=WEIGHTED)
+
+
+def check_data(run_dir: RunDir, **settings) -> int:
+    config = made_run.config_of(run_dir.root, **ON_DATA | {"data__file": WEIGHTED} | settings)
+    return resuming.check_resumable(run_dir, with_dataset(resolve(config)))
+
+
+def test_a_run_on_weighted_files_goes_on_and_is_replayed_as_one_on_data(on_data):
+    assert check_data(on_data) == 0
+    assert replay.plan_replay(on_data.root, 1, LAST).checked.dataset is not None
+    with pytest.raises(
+        ConfigError, match=r'data.file = "task" is not what .* \[{"path": "a.jsonl", "weight": 2.0}, "b'
+    ):
+        resuming._check_drawn(on_data, resuming.read_settings(on_data.config), MADE)
+
+
+@pytest.mark.parametrize("columns", ['{ completion = "second" }', '{ answer = "second", completion = "completion" }'])
+def test_other_columns_are_other_rows(on_data, columns):
+    with pytest.raises(ConfigError, match=r"data.columns.\w+ = .* is not what .* was begun with, not set"):
+        check_data(on_data, data__columns=columns)
+
+
+def test_a_layout_that_a_role_did_not_name_before_is_one_that_a_replay_must_know():
+    later = {"reference.parallelism.data_parallel_shard_degree": 2}
+    assert resuming.first_change({}, later) == next(iter(later))
 
 
 # what is said of settings that are other ones now

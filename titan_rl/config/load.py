@@ -409,6 +409,8 @@ def _with_template(config: Config) -> Config:
     template = config.model.chat_template
     if not template.file:
         return config
+    if template.text:
+        raise ConfigError("model.chat_template.file and model.chat_template.text both give the template: leave one out")
     try:
         text = read_template(template.file, config.run.plugin_path)
     except ValueError as error:
@@ -451,9 +453,14 @@ def as_dict(config: Config) -> dict[str, Any]:
     return tables
 
 
+_FILES = ("file", "held_out_file")
+"""Settings that name files, by their last part: a list of them is one value, with weights or without."""
+
+
 def flat(values: Any, name: str = "") -> Settings:
-    """Nested tables, and lists of tables, by dotted keys."""
-    if isinstance(values, list | tuple) and any(isinstance(value, dict) for value in values):
+    """Nested tables, and lists of tables, by dotted keys; a list of files stays whole."""
+    is_list = isinstance(values, list | tuple) and name.rpartition(".")[2] not in _FILES
+    if is_list and any(isinstance(value, dict) for value in values):
         values = {str(number): value for number, value in enumerate(values)}
     if not isinstance(values, dict):
         return {name: json.loads(json.dumps(values, default=str))}

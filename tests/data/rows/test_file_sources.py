@@ -78,6 +78,33 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
     assert {prompt.entry["place"].split()[0] for prompt in training_prompts(task, 1)} == {"x/a.jsonl", "y/a.jsonl"}
 
 
+def test_files_of_one_name_and_folder_are_told_apart_by_more(tmp_path):
+    for folder in ("x/train", "y/train", "z"):
+        (tmp_path / folder).mkdir(parents=True)
+        write(tmp_path / folder, [{"question": f"{folder}{n}", "answer": n} for n in range(3)], "0.jsonl")
+    write(tmp_path, sums(2), "one.jsonl")
+    task = rows_task(tmp_path, file=["*/train/0.jsonl", "z/0.jsonl", "one.jsonl"])
+    places = {prompt.entry["place"].split()[0] for prompt in training_prompts(task, 1)}
+    assert places == {"x/train/0.jsonl", "y/train/0.jsonl", "z/0.jsonl", "one.jsonl"}
+
+
+def test_a_glob_is_looked_for_in_a_folder_of_any_name(tmp_path):
+    (folder := tmp_path / "exp[1]").mkdir()
+    write(folder, sums(4), "a.jsonl")
+    assert names("data.file", "*.jsonl", folder) == names("data.file", str(tmp_path / "*" / "a.jsonl"), folder)
+
+
+@pytest.mark.parametrize("file", [["*.jsonl", "b.jsonl"], ["b.jsonl", "./b.jsonl"], ["a.jsonl", "link.jsonl"]])
+def test_a_file_that_is_named_twice_is_refused(tmp_path, file):
+    for name in ("a.jsonl", "b.jsonl"):
+        write(tmp_path, sums(4), name)
+    (tmp_path / "link.jsonl").symlink_to("a.jsonl")
+    if file[0] == "*.jsonl":
+        (tmp_path / "link.jsonl").unlink()
+    line = mistake(tmp_path, file=file)
+    assert line.startswith(f"task.options.file: {file[0]!r} and {file[1]!r} both name ") and "name it once" in line
+
+
 @pytest.mark.parametrize(
     ("file", "words"),
     [
@@ -213,6 +240,69 @@ def test_splits_are_found_by_folders_and_file_names(files, words, expected):
         )
 
 
+def card_of(*data_files, **entry) -> dict:
+    """Of one config; ``data_files``: pairs of a split and its patterns."""
+    tables = [{"split": split, "path": path} for split, path in data_files]
+    return {"configs": [{"config_name": "default"} | ({"data_files": tables} if tables else {}) | entry]}
+
+
+@pytest.mark.parametrize(
+    ("files", "card", "words", "expected"),
+    [
+        # what the card declares counts alone
+        (
+            ["data/train.csv", "results.jsonl"],
+            card_of(("train", "data/train.csv")),
+            "train",
+            "data/train.csv is neither",
+        ),
+        (["results.jsonl"], card_of(("train", "data/train.csv")), "train", "no file is there for 'data/train.csv'"),
+        (["a.parquet", "b.csv"], card_of(("train", ["a.parquet", "b.csv"])), "train", "b.csv is neither"),
+        (["train/a.jsonl", "train/b.jsonl.gz"], card_of(("train", "train/*")), "train", "b.jsonl.gz is neither"),
+        (["a.jsonl"], card_of(("train", ["a.jsonl", "b.jsonl"])), "train", "no file is there for 'b.jsonl'"),
+        (["a.jsonl", "b.parquet"], card_of(("train", "*")), "train", "several formats (.jsonl, .parquet)"),
+        (["a.jsonl", "b.jsonl"], card_of(("train", "a.jsonl"), ("train", "b.jsonl")), "train", "'train' twice"),
+        (["a.jsonl"], {"configs": card_of()["configs"] * 2}, "train", "two configs 'default'"),
+        (["a.jsonl"], {"configs": "a.jsonl"}, "train", "no list of tables"),
+        (["a.jsonl"], card_of(("train", ["a.jsonl", 3])), "train", "no names of files"),
+        (["a.jsonl"], card_of(data_dir="en"), "train", "config 'default' has no Parquet or JSON lines"),
+        (["a.jsonl"], card_of(("train", ["**/"] * 2000 + ["a.jsonl"])), "train", "longer than 4000 characters"),
+        (["en/a/train.parquet", "en/b/train.parquet"], card_of(data_dir="en"), "train", None),
+        (["README.md", ".x/a.jsonl", "x/y/a.jsonl", "b.jsonl"], card_of(("train", "**/[ab].jsonl")), "train", [3, 2]),
+        (["dev/train-1.jsonl", "dev/test.jsonl"], card_of(data_dir="dev"), "train", [0]),
+        # without one a name must tell which rows are meant
+        (["train.jsonl", "train.parquet"], {}, "train", "several formats (.jsonl, .parquet)"),
+        (["train.jsonl", "extra/train.jsonl"], {}, "train", "name one of default, extra"),
+        (["train.jsonl", "extra/train.jsonl"], {}, "default:train", [0]),
+        (["train-1.jsonl", "train-2.jsonl.gz"], {}, "train", "train-2.jsonl.gz is neither"),
+        (["train.jsonl", "results.jsonl"], {}, "train", [0]),
+        (["partial-train/0000.parquet"], {}, "train", "no split 'train': name one of partial-train"),
+        (["partial-train/0000.parquet"], {}, "", "name one of partial-train"),
+        # shards
+        (["t-00000-of-00001.jsonl", "t-00000-of-00002.jsonl", "t-00001-of-00002.jsonl"], {}, "t", "are there twice"),
+        (["t-00000-of-00002-ab.jsonl", "t-00000-of-00002-cd.jsonl"], {}, "t", "are there twice"),
+        (["train-00000-of-00001.jsonl", "train.jsonl"], {}, "train", "other files beside train-*"),
+    ],
+)
+def test_a_split_is_its_own_files_or_refused(files, card, words, expected):
+    """``expected``: numbers of the files, in their order; None: all."""
+    if isinstance(expected, str):
+        with pytest.raises(ValueError) as caught:
+            choose_files(files, card, words.split(":"))
+        assert expected in str(caught.value) and "\n" not in str(caught.value)
+    else:
+        wanted = files if expected is None else [files[number] for number in expected]
+        assert choose_files(files, card, words.split(":")) == wanted
+
+
+def test_patterns_of_a_card_do_not_backtrack():
+    card = card_of(("train", "**/" * 40 + "*a" * 40 + "b"))
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="no file is there"):
+        choose_files(["/".join("a" * 60) + "/" + "a" * 200 + ".jsonl"], card, ("train",))
+    assert time.monotonic() - started < 5
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
     """A cache that ``hf download openai/gsm8k --repo-type dataset`` has filled, and no network."""
@@ -256,6 +346,55 @@ def test_a_snapshot_of_which_shards_are_missing_is_one_line(cache, tmp_path):
     assert "1 of the 3 files main/train-* are there" in line and "`hf download openai/gsm8k" in line
 
 
+def cached_alone(cache: Path, name: str, files: list[str], card: str = "") -> None:
+    """Some files of another repository, in the same cache."""
+    snapshot = cache.parents[2] / f"datasets--{name.replace('/', '--')}" / "snapshots" / COMMIT
+    for file in files:
+        (snapshot / file).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / file).write_text('{"question": "1+1=", "answer": "2"}\n')
+    if card:
+        (snapshot / "README.md").write_text(card)
+    (snapshot.parents[1] / "refs").mkdir(exist_ok=True)
+    (snapshot.parents[1] / "refs" / "main").write_text(COMMIT)
+
+
+GLOB_CARD = '---\nconfigs: [{data_files: [{split: train, path: "data/*"}]}]\n---\n'
+CACHED_IN_PART = [
+    (["default/train/0000.jsonl"], "", "org/x:default:train", "0000.jsonl may be one of several files"),
+    (["train_a.jsonl"], "", "org/x:default:train", "train_a.jsonl may be one of several files"),
+    (["data/a.jsonl"], GLOB_CARD, "org/x:train", "data/a.jsonl may be one of several files"),
+    (["test.jsonl"], "", "org/x", "it may have more than this split: name one of test"),
+    (["extra/train.jsonl"], "", "org/x:train", "it has no config 'train': name one of extra"),
+    (["main/test-00000-of-00001.parquet"], CARD, "org/x:main", "several splits: name one of test, train"),
+    (["main/test-00000-of-00001.parquet"], CARD, "org/x:main:train", "no file is there for 'main/train-*'"),
+    (["a.jsonl"], "---\nconfigs: [\n---\n", "org/x:train", "the front matter of its README.md is no YAML"),
+]
+
+
+@pytest.mark.parametrize(("files", "card", "name", "words"), CACHED_IN_PART)
+def test_what_a_cache_has_in_part_is_not_taken_for_all(cache, tmp_path, files, card, name, words):
+    cached_alone(cache, "org/x", files, card)
+    line = mistake(tmp_path, file=name)
+    assert "the Hub cannot be reached" in line and words in line
+
+
+def test_a_cache_that_has_all_files_that_the_card_names_is_read(cache, tmp_path):
+    cached_alone(cache, "org/x", ["data/a.jsonl"], GLOB_CARD.replace("*", "a.jsonl"))
+    assert names("data.file", "org/x:train", tmp_path) == ["a.jsonl"]
+
+
+def test_a_listing_that_a_download_kept_tells_whether_a_cache_has_all(cache, tmp_path):
+    cached_alone(cache, "org/x", files := ["default/train/0000.jsonl", "default/train/0001.jsonl"])
+    kept = cache.parents[2] / "datasets--org--x" / "trees" / f"{COMMIT}.json"
+    kept.parent.mkdir()
+    entry = {"size": 1, "blob_id": "a"}
+    kept.write_text(json.dumps({"format_version": 1, "files": dict.fromkeys(files, entry)}))
+    assert names("data.file", "org/x", tmp_path) == ["0000.jsonl", "0001.jsonl"]
+    fetch_split.cache_clear()
+    (cache.parents[2] / "datasets--org--x" / "snapshots" / COMMIT / files[1]).unlink()
+    assert f"1 of the 2 files of the split are missing, such as {files[1]}" in mistake(tmp_path, file="org/x")
+
+
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_a_hub_that_does_not_answer_is_given_up_within_seconds(cache, tmp_path, monkeypatch, is_silent):
     """``dataset_info`` itself is asked; then the cache serves."""
@@ -290,9 +429,12 @@ def test_with_network_only_the_files_of_the_split_are_fetched(cache, tmp_path, m
     siblings = [SimpleNamespace(rfilename=file) for file in (*FILES, "README.md", "gsm8k.py")]
     info = SimpleNamespace(sha=COMMIT, siblings=siblings)
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, revision, timeout: info)
+    kept = []
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repository, **_: kept.append(repository))
     [source] = locate_sources("data.file", "openai/gsm8k:main:train", [str(tmp_path)])
     assert fetched == ["README.md", FILES[1]] and source.commit == COMMIT
+    assert kept == ["openai/gsm8k"], "its listing, for when there is no network"
 
 
 @pytest.mark.parametrize("name", ["a/b.jsonl/c/d", "../a", "a b/c", "a/b:c:d:e", "gsm8k", "a/..b"])

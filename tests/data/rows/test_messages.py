@@ -252,6 +252,7 @@ def test_a_template_of_ones_own_is_read_beside_the_toml_and_written_in_its_place
     [
         ({"file": "other.jinja"}, "there is no file"),
         ({"file": "empty.jinja"}, "holds no template"),
+        ({"file": "empty.jinja", "text": "{{ messages }}"}, "both give the template: leave one out"),
         ({"fil": "a"}, "unknown key model.chat_template.fil: did you mean 'file'?"),
         ({"options": 1}, "model.chat_template.options = 1"),
     ],

@@ -68,8 +68,9 @@ _RULES = {
 """What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a
 file may move (records/run_directory/sources.py). ``_NUMERIC``: free, but a replay needs to know what it was."""
 _OPEN = ("task.options.", "task.rewards.", "task.rewards_by_source.", "task.judge.", "optimizer.param_groups.")
-_OPEN += ("model.chat_template.options.",)
+_OPEN += ("model.chat_template.options.", "data.columns.", "eval.suites.", "task.sandbox.")
 _OPEN += tuple(f"{role}.{table}." for role in LEARNED for table in ("optimizer", "lr_scheduler"))
+_OPEN += tuple(f"{role}.parallelism." for role in ("reference", "teacher", *LEARNED))
 """Tables without a fixed list of keys."""
 
 

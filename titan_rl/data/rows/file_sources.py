@@ -9,6 +9,7 @@ Left to others: what the files hold (``row_files.py``) and the order of rows (``
 """
 
 import glob
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +49,23 @@ def locate_sources(setting: str, files: Any, folders: Sequence[str]) -> list[Sou
     weighted = any("weight" in table for table in tables)
     found = [_find(setting, table["path"], folders) for table in tables]
     weights = [float(table.get("weight", 1.0)) if weighted else None for table in tables]
-    return [
+    sources = [
         Source(table["path"], paths, weight, commit)
         for table, weight, (paths, commit) in zip(tables, weights, found, strict=True)
     ]
+    _check_once(setting, sources)
+    return sources
+
+
+def _check_once(setting: str, sources: Sequence[Source]) -> None:
+    """Errors: ConfigError for a file that is named twice, whose rows would be read twice."""
+    names: dict[Path, str] = {}
+    for source in sources:
+        for path in source.paths:
+            file = path.absolute() if source.commit else path.resolve()  # in a cache equal files are one
+            if file in names:
+                raise ConfigError(f"{setting}: {names[file]!r} and {source.name!r} both name {path}: name it once")
+            names[file] = source.name
 
 
 def _find(setting: str, name: str, folders: Sequence[str]) -> tuple[tuple[Path, ...], str]:
@@ -62,7 +76,7 @@ def _find(setting: str, name: str, folders: Sequence[str]) -> tuple[tuple[Path, 
     if split := _split_directory(setting, name, places):
         return (split,), ""
     if _GLOB & set(name):
-        return _matching(setting, name, places), ""
+        return _matching(setting, name, folders or ["."]), ""
     if _is_of_hub(name, places):
         hub_name = parse_hub_name(name)
         assert hub_name is not None, "it has the form of one"
@@ -89,17 +103,19 @@ def _split_directory(setting: str, name: str, places: Sequence[Path]) -> Path | 
     return root / split
 
 
-def _matching(setting: str, name: str, places: Sequence[Path]) -> tuple[Path, ...]:
+def _matching(setting: str, name: str, folders: Sequence[str]) -> tuple[Path, ...]:
     """Files of a glob, of the first folder where it matches any. Errors: ConfigError."""
-    for place in places:
-        paths = [Path(path) for path in sorted(glob.glob(str(place), recursive=True)) if Path(path).is_file()]
+    pattern = without_tilde(setting, name)
+    for folder in folders:
+        found = sorted(glob.glob(str(pattern), root_dir=folder, recursive=True))
+        paths = [path for each in found if (path := Path(folder, each)).is_file()]
         if len(paths) > _MOST_FILES:
             raise ConfigError(f"{setting} = {name!r} matches {len(paths)} files: write them into fewer")
         if other := next((path for path in paths if path.suffix not in SUFFIXES), None):
             raise ConfigError(f"{setting} = {name!r} matches {other}: end the glob in one of {', '.join(SUFFIXES)}")
         if paths:
             return tuple(paths)
-    where = " or ".join(dict.fromkeys(map(str, places)))
+    where = " or ".join(dict.fromkeys(str(Path(folder, pattern)) for folder in folders))
     raise ConfigError(f"{setting} = {name!r}: no file matches {where}: correct the pattern")
 
 
@@ -113,13 +129,20 @@ def _is_of_hub(name: str, places: Sequence[Path]) -> bool:
 
 def read_sources(sources: Sequence[Source]) -> Iterator[tuple[int, RawRow]]:
     """Number of the source, and each of its rows, in order. Errors: ConfigError; OSError."""
-    paths = [path for source in sources for path in source.paths]
-    names = [path.name for path in paths]
+    names = _file_names([path for source in sources for path in source.paths])
     for number, source in enumerate(sources):
         for path in source.paths:
-            called = path.name if names.count(path.name) == 1 else f"{path.parent.name}/{path.name}"
-            for row in read_raw_rows(path, called):
+            for row in read_raw_rows(path, names[path]):
                 yield number, row
+
+
+def _file_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """Names of files in the places of their rows: as many last parts of a path as tell it from all others."""
+    names, num_parts = {path: path.name for path in paths}, 1
+    while twice := {name for name, count in Counter(names.values()).items() if count > 1}:
+        num_parts += 1
+        names |= {path: "/".join(path.parts[-num_parts:]) for path, name in names.items() if name in twice}
+    return names
 
 
 def list_names(sources: Sequence[Source]) -> str:

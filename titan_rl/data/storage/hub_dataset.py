@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -85,25 +85,36 @@ def _list_remote(name: HubName) -> tuple[str, list[str]] | None:
 
 
 def _download(name: HubName, commit: str, files: list[str]) -> HubFiles:
-    from huggingface_hub import hf_hub_download
+    from httpx import HTTPError
+    from huggingface_hub import hf_hub_download, snapshot_download
 
     def get(file: str) -> Path:
         return Path(hf_hub_download(name.repository, file, repo_type=_KIND, revision=commit))
 
     with no_bars():
         card = read_card(get(_CARD)) if _CARD in files else {}
-        return HubFiles(tuple(get(file) for file in choose_files(files, card, name.words)), commit)
+        paths = tuple(get(file) for file in choose_files(files, card, name.words))
+        with suppress(HTTPError, OSError):  # its listing, and the commit of its branch, for when there is no network
+            snapshot_download(name.repository, repo_type=_KIND, revision=name.revision or None, allow_patterns=[_CARD])
+        return HubFiles(paths, commit)
 
 
 def _from_cache(name: HubName) -> HubFiles:
     from huggingface_hub import snapshot_download
 
     known = {"repo_type": _KIND, "revision": name.revision or None, "local_files_only": True}
-    folder = Path(snapshot_download(name.repository, **known))
-    files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    card = read_card(folder / _CARD) if _CARD in files else {}
+    folder = Path(snapshot_download(name.repository, **known, allow_patterns=[_CARD]))
+    cached = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    listing = _kept_listing(name.repository, folder.name)
     try:
-        chosen = choose_files(files, card, name.words)
+        card = read_card(folder / _CARD) if _CARD in cached else {}
+        chosen = choose_files(listing or cached, card, name.words, are_all=listing is not None)
+        if missing := sorted(set(chosen).difference(cached)):
+            raise ValueError(
+                f"{len(missing)} of the {len(chosen)} files of the split are missing, such as {missing[0]}"
+            )
+    except RefusedFile:
+        raise
     except ValueError as error:
         raise ValueError(
             f"the Hub cannot be reached, and of its files in the cache {folder} {error}; or, where there is network, "
@@ -112,15 +123,26 @@ def _from_cache(name: HubName) -> HubFiles:
     return HubFiles(tuple(folder / file for file in chosen), folder.name)
 
 
+def _kept_listing(repository: str, commit: str) -> list[str] | None:
+    """Files of a commit, as a download has kept their names; None if none has."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        return [file.path for file in get_cached_repo_tree(repository, repo_type=_KIND, revision=commit)]
+    except CachedRepoTreeNotFoundError:
+        return None
+
+
 def read_card(path: Path) -> Mapping[str, Any]:
-    """Front matter of a card; empty for one that has none, or that is no YAML. Errors: RefusedFile; OSError."""
+    """Front matter of a card; empty without any. Errors: ValueError for what is no YAML; RefusedFile; OSError."""
     import yaml
 
     match = re.match(r"\s*---[ \t]*\r?\n(.*?)\r?\n---", read_text(path, JSON_BYTES, errors="replace"), re.DOTALL)
     try:
         card = yaml.safe_load(match[1]) if match else None
     except (yaml.YAMLError, ValueError, RecursionError):  # a date that is none is a ValueError
-        return {}
+        raise ValueError(f"the front matter of its {_CARD} is no YAML: give its files by their path") from None
     return card if isinstance(card, dict) else {}
 
 
