@@ -18,6 +18,9 @@ _RELATIONS: Mapping[str, Callable[[int, int], bool]] = {
     "less than": lambda count, bound: count < bound,
 }
 
+_POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
+"""Patterns of the set's two markers, in lower case."""
+
 
 def _holds(count: int, relation: str, bound: int) -> bool:
     """Errors: ValueError for an unknown relation."""
@@ -106,11 +109,15 @@ def placeholder_count(text: str, num_placeholders: int) -> bool:
 
 
 def has_title(text: str) -> bool:
-    return any(title.strip("<> ") for title in re.findall(r"<<[^\n>]+>>", text))
+    """Whether a line has ``<<`` and, behind something else, ``>>``."""
+    titles = (line[line.find("<<") : line.rfind(">>") + 2] for line in text.split("\n") if "<<" in line)
+    return any(len(title) > 4 and title.lstrip("<").rstrip(">").strip() for title in titles)
 
 
 def has_postscript(text: str, postscript_marker: str) -> bool:
-    return postscript_marker.strip().lower() in text.lower()
+    """Whether the marker is there; P.S. and P.P.S may have a space behind their full stops."""
+    marker = postscript_marker.strip()
+    return re.search(_POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()) is not None
 
 
 def is_one_of_the_allowed(text: str) -> bool:
@@ -178,6 +185,8 @@ CONSTRAINTS: Mapping[str, Constraint] = {
     "change_case:capital_word_frequency": capital_word_count,
 }
 """By IFEval's identifier."""
+UNVERIFIED = frozenset({"language:response_language"})
+"""IFEval's other identifiers, which take a classifier."""
 
 
 def keeps(text: str, identifier: str, arguments: Mapping[str, Any]) -> bool:
