@@ -66,11 +66,14 @@ def paragraph_count(text: str, num_paragraphs: int) -> bool:
 
 
 def first_word_of_paragraph(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Paragraphs between empty lines."""
-    paragraphs = [part.strip() for part in text.split("\n\n") if part.strip()]
-    if len(paragraphs) != num_paragraphs or not 1 <= nth_paragraph <= num_paragraphs:
+    """Paragraphs between empty lines; further empty lines are paragraphs that are numbered and not counted."""
+    paragraphs = [part.strip() for part in text.split("\n\n")]
+    if sum(map(bool, paragraphs)) != num_paragraphs or not 1 <= nth_paragraph <= num_paragraphs:
         return False
-    word = paragraphs[nth_paragraph - 1].split()[0].lstrip("'").lstrip('"')
+    words = paragraphs[nth_paragraph - 1].split()
+    if not words:
+        return False
+    word = words[0].lstrip("'").lstrip('"')
     return re.split(r"[.,?!'\"]", word)[0].lower() == first_word.lower()
 
 
@@ -89,8 +92,10 @@ def is_json(text: str) -> bool:
 
 
 def bullet_count(text: str, num_bullets: int) -> bool:
-    bullets = re.findall(r"^\s*(?:\*[^*\n]|-)[^\n]*$", text, re.MULTILINE)
-    return len(bullets) == num_bullets
+    """Lines that begin with a star or a dash; both are looked for one after the other."""
+    stars = re.findall(r"^\s*\*[^*].*$", text, re.MULTILINE)
+    dashes = re.findall(r"^\s*-.*$", text, re.MULTILINE)
+    return len(stars) + len(dashes) == num_bullets
 
 
 def highlight_count(text: str, num_highlights: int) -> bool:
@@ -105,7 +110,7 @@ def section_count(text: str, section_spliter: str, num_sections: int) -> bool:
 
 
 def placeholder_count(text: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[[^\]]*\]", text)) >= num_placeholders
+    return len(re.findall(r"\[[^\]\n]*\]", text)) >= num_placeholders
 
 
 def has_title(text: str) -> bool:
