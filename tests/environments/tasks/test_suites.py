@@ -429,7 +429,7 @@ def test_a_majority_counts_what_the_reward_reads(tmp_path, task, answer, final):
 @pytest.mark.parametrize(
     "task",
     [
-        {"reward": "row_tasks:length"},
+        {"reward": "mine:length"},
         {"rewards": {"task": 1.0, "math": 0.5}},
         {"name": "gcd", "options": {}},
         {"name": "calculator", "options": {}},
