@@ -15,7 +15,6 @@ from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures, EveryPromp
 from titan_rl.records.evaluations.results import SuiteResult
 from titan_rl.records.evaluations.tables import table
 
-
 STATUSES = "ok", "infra_error", "infra_error"
 
 
