@@ -42,9 +42,8 @@ def test_json_holds_the_held_out_accuracy_beside_all_suites(command, capsys, tmp
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert found["held_out"]["accuracy"] == 0.5 and not said.err
-    assert [suite["suite"] for suite in found["suites"]] == ["a"] and found["suites"][0]["metrics"]["avg@1"][
-        "value"
-    ] == 1
+    [suite] = found["suites"]
+    assert suite["suite"] == "a" and suite["metrics"]["avg@1"]["value"] == 1
     record = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert record["held_out"] == found["held_out"] and record["suites"] == found["suites"]
 
