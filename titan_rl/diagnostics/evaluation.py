@@ -69,7 +69,7 @@ def evaluate(
         results.append(result)
 
     asyncio.run(_evaluate(checked, record))
-    found = {"held_out": held_out.as_dict()} if held_out else {}
+    found: dict[str, Any] = {"held_out": held_out.as_dict()} if held_out else {}
     found["suites"] = [result.as_dict() for result in results]
     replace_text(folder / "evaluation.json", json.dumps(_record(checked) | found, indent=2) + "\n")
     say(json.dumps(found) if options.json else f"{table(results)}\nwrote {folder}")

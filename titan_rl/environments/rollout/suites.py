@@ -72,7 +72,8 @@ class Suite:
         """Final answer that a majority counts; None if there is none."""
         if isinstance(self.task, SuiteTask):
             return self.task.final(prompt, answer) if self.task.VOTES else None
-        return (self._reader(answer) or None) if self._reader else None
+        reader = self._reader
+        return (reader(answer) or None) if reader else None
 
     def readings(self, prompt: Prompt, answer: str) -> dict[str, bool]:
         """Whether an answer is right by other rules, by their names."""
