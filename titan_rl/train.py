@@ -142,7 +142,8 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
     checked = check(config)
 
     async def evaluate() -> "Proportion":
-        async with Actors(checked, config.model.path, ALL_PARTS - {"trainer"}) as actors:
+        log = partial(print, file=sys.stderr)
+        async with Actors(checked, config.model.path, ALL_PARTS - {"trainer"}, log=log) as actors:
             return await actors.evaluate()
 
     return drive(evaluate())

@@ -56,6 +56,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "data": {"file": "a.jsonl"},
         "eval": {"suites": [{"name": "gsm8k"}]},
     },
+    "suites of tasks": {"eval": {"suites": [{"name": "x", "task": {"name": "calculator"}}]}},
+    "sft with suites of tasks": {
+        "algorithm": {"name": "sft"},
+        "data": {"file": "a.jsonl"},
+        "eval": {"suites": [{"name": "x", "task": {"name": "calculator"}}]},
+    },
 }
 OF_ROLLOUTS = {
     *("rollout", "filter", "curriculum", "generator", "verifier", "reward_model", "eval.grader"),
@@ -133,10 +139,21 @@ UNREAD: dict[str, set[str]] = {
         *("hosts", *ROLES, *APART, *SWITCHED, *OF_TASK, *MADE, "generator.update", "generator.kv"),
         *(OF_ROLLOUTS - {"generator", "verifier", "placement.generator"}),
     },
+    "suites of tasks": {
+        *(*CHATS, "data", "hosts", "generator.update", "generator.kv", *ROLES, *APART, *SWITCHED),
+    },
+    "sft with suites of tasks": {
+        *("hosts", *ROLES, *APART, *SWITCHED, *OF_TASK, *MADE, "generator.update", "generator.kv"),
+        *(OF_ROLLOUTS - {"generator", "verifier", "placement.generator"}),
+    },
 }
 """Sections and keys, by kind of run."""
+OF_SUITES = {"rollout.stop", "rollout.max_retries", "task.sandbox", "task.keep_special"}
+"""What suites of a run on data read."""
 READ = {
     "sft by shares": {"rollout.max_new_tokens"},
+    "sft with suites": OF_SUITES,
+    "sft with suites of tasks": {*OF_SUITES, "rollout.max_new_tokens", "rollout.max_turns"},
     **{kind: {"rollout.share_prefix"} for kind in ("dpo", "dpo on a file", "orpo", "reward_model")},
 }
 """Keys of unread sections that this kind reads all the same."""

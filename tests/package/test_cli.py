@@ -51,6 +51,21 @@ def test_tasks_are_listed_without_those_that_cannot_be_had(capsys):
         (["eval", "tiny", "--suite", "gsm8k", "--out", os.path.dirname(__file__)], "not empty"),
         (["eval", "tiny", "--suite", "gsm8k", "--config", "a.toml", "--file", "b.toml"], "one TOML"),
         (["eval", "tiny", "--file", "nowhere.toml"], "nowhere.toml"),
+        (["eval", "tiny", "--suite", "gsm8k", "--task", "gcd"], "--task gcd"),
+        *(
+            (["eval", "tiny", "--suite", "gsm8k", f"--{key}={value}"], f"--{key}: an evaluation on suites does not rea")
+            for key, value in (
+                *(("rollout.temperature", 0.7), ("rollout.top_p", 0.5), ("task.reward", "gsm8k"), ("task.name", "gcd")),
+                *(("hosts.launcher", "attach"), ("algorithm.name", "dapo")),
+                *(("eval.every", 7), ("generator.kv", "recompute"), ("training.steps", 3), ("metrics.wandb", "true")),
+            )
+        ),
+        (
+            ["eval", "tiny", "--suite", "gsm8k", "--rollout.temperature=0.7"],
+            "own temperature is set in [[",
+        ),
+        (["eval", "tiny", "--suite", "gsm8k", "--rollout.stop=['a']", "--task.style=chat"], "chat model"),
+        (["eval", "tiny", "--suite", "gsm8k", "--rollout.stop=['a']", "--verifier.procs=2"], "directory"),
         (["bench", "stp"], "'step'"),
         (["bench"], "name"),
         (["model", "tiny", "somewhere", "--run.sed", "1"], "'seed'"),

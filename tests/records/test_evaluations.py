@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from titan_rl.records.evaluations.estimators import estimate, majority_at, pass_at
-from titan_rl.records.evaluations.files import write_results
+from titan_rl.records.evaluations.files import write_result
 from titan_rl.records.evaluations.results import Answer, Question, SuiteResult
 from titan_rl.records.evaluations.tables import table
 
@@ -100,7 +100,7 @@ def test_a_suites_metrics_have_its_name_and_its_numbers(result):
 
 
 def test_files_hold_every_answer_and_every_estimate(result, tmp_path):
-    write_results(tmp_path / "new", [result])
+    write_result(tmp_path / "new", result)
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["s.json", "s.parquet"]
     record = json.loads((tmp_path / "new" / "s.json").read_text())
     assert {name: each["value"] for name, each in record["metrics"].items()} == {

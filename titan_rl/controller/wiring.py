@@ -111,6 +111,6 @@ class Actors:
         """Held-out accuracy of the model."""
         return await evaluate(self.meshes, self.checked.held_out, self.checked.config.rollout)
 
-    async def evaluate_suites(self) -> list[SuiteResult]:
-        """Results of the model on ``eval.suites``."""
-        return await evaluate_suites(self.meshes, self.checked.suites, self.checked.config)
+    async def evaluate_suites(self, record: Callable[[SuiteResult], None]) -> None:
+        """Evaluate the model on ``eval.suites``. ``record`` takes each result as its suite ends."""
+        await evaluate_suites(self.meshes, self.checked.suites, self.checked.config, record)

@@ -6,15 +6,19 @@ Its results are a table, and a folder: for each suite a JSON of its estimates an
 import argparse
 import asyncio
 import json
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import Config, TaskConfig
+from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.controller.preflight.checks import Checked, check, read_config, resolve, tokenizer_of
 from titan_rl.controller.preflight.data_checks import longest_prompt
 from titan_rl.controller.wiring import Actors
@@ -22,15 +26,24 @@ from titan_rl.data.storage.files import replace_text
 from titan_rl.environments.rollout.suites import make_suites
 from titan_rl.mesh.meshes import ALL_PARTS
 from titan_rl.models.layers.rope import num_positions
-from titan_rl.records.evaluations.files import write_results
+from titan_rl.records.evaluations.files import write_result
 from titan_rl.records.evaluations.results import SuiteResult
 from titan_rl.records.evaluations.tables import table
 from titan_rl.records.run_directory.path_checks import check_no_modules, check_place
 from titan_rl.records.run_directory.rundir import package_versions
 from titan_rl.records.run_directory.sources import find_sources
+from titan_rl.records.statistics import Proportion
 
 OF_SUITES = ("file", "prompts", "k", "samples", "temperature", "max_new_tokens")
 """Arguments that are a suite's own keys."""
+_READ = {
+    *("verifier", "mesh", "run.seed", "run.plugin_path", "eval.prompts", "eval.suites", "training.seq_len"),
+    *("model.path", "model.family", "model.chat_template", "task.style", "task.keep_special", "task.sandbox"),
+    *(f"rollout.{key}" for key in ("stop", "max_new_tokens", "max_turns", "max_retries")),
+    *(f"generator.{key}" for key in ("replicas", "tensor_parallel", "dtype", "max_num_seqs", "kv_cache_gib")),
+    "generator.gpu_memory_utilization",
+}
+"""Sections and keys that an evaluation on suites reads."""
 
 
 def toml_of(options: argparse.Namespace) -> str | None:
@@ -41,23 +54,37 @@ def toml_of(options: argparse.Namespace) -> str | None:
     return options.config or (None if is_data else options.file)
 
 
-def evaluate(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> int:
-    """Evaluate and write the results; the exit code. Errors: ConfigError before anything starts."""
+def evaluate(
+    options: argparse.Namespace, overrides: dict[str, dict[str, Any]], held_out: Proportion | None = None
+) -> int:
+    """Evaluate, and write each suite's result as it ends; the exit code. ``held_out``: accuracy, to record beside.
+
+    Errors: ConfigError before anything starts."""
     folder = _folder(options)
     checked = checked_suites(options, overrides)
-    results = asyncio.run(_evaluate(checked))
-    write_results(folder, results)
-    replace_text(folder / "evaluation.json", json.dumps(_record(checked, results), indent=2) + "\n")
-    say(json.dumps([result.as_dict() for result in results]) if options.json else table(results))
-    if not options.json:
-        say(f"wrote {folder}")
-    return 0
+    results: list[SuiteResult] = []
+
+    def record(result: SuiteResult) -> None:
+        write_result(folder, result)
+        results.append(result)
+
+    asyncio.run(_evaluate(checked, record))
+    found: dict[str, Any] = {"held_out": held_out.as_dict()} if held_out else {}
+    found["suites"] = [result.as_dict() for result in results]
+    replace_text(folder / "evaluation.json", json.dumps(_record(checked) | found, indent=2) + "\n")
+    say(json.dumps(found) if options.json else f"{table(results)}\nwrote {folder}")
+    failed = [result for result in results if not result.questions]
+    for result in failed:
+        say(f"no answer to the suite {result.name} could be scored, {result.first_failure}", sys.stderr)
+    return EXIT_FAULT if failed else EXIT_OK
 
 
 def checked_suites(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> Checked:
     """Checked configuration of an evaluation. Errors: ConfigError."""
     toml = toml_of(options)
     config = load_config(toml, overrides)
+    if options.suite:
+        _check_overrides(options, overrides)
     if config.model.path == "tiny":
         raise ConfigError("eval needs a model: give its Hugging Face directory")
     home = Path(config.model.path)
@@ -68,6 +95,21 @@ def checked_suites(options: argparse.Namespace, overrides: dict[str, dict[str, A
     if toml is None and "seq_len" not in overrides.get("training", {}):
         config = _long_enough(config)
     return check(config, keys=())
+
+
+def _check_overrides(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> None:
+    """Errors: ConfigError for a setting of the command line that suites do not read."""
+    if options.task:
+        raise ConfigError(f"--task {options.task}: suites have their own: leave it out, or use [[eval.suites]]")
+    given = (f"{section}.{key}" for section, table in overrides.items() for key in table)
+    if unread := next((name for name in given if not _is_read(name)), None):
+        key = unread.partition(".")[2]
+        own = f"; a suite's own {key} is set in [[eval.suites]]" if hasattr(SuiteConfig, key) else ""
+        raise ConfigError(f"--{unread}: an evaluation on suites does not read it: leave it out{own}")
+
+
+def _is_read(name: str) -> bool:
+    return name in _READ or name.partition(".")[0] in _READ
 
 
 def _without_training(config: Config, suites: list[dict[str, Any]]) -> Config:
@@ -111,17 +153,17 @@ def _long_enough(config: Config) -> Config:
     return replace(config, titan=config.titan | {"training": training})
 
 
-async def _evaluate(checked: Checked) -> list[SuiteResult]:
-    async with Actors(checked, checked.config.model.path, ALL_PARTS - {"trainer"}) as actors:
-        return await actors.evaluate_suites()
+async def _evaluate(checked: Checked, record: Callable[[SuiteResult], None]) -> None:
+    log = partial(say, file=sys.stderr)
+    async with Actors(checked, checked.config.model.path, ALL_PARTS - {"trainer"}, log=log) as actors:
+        await actors.evaluate_suites(record)
 
 
-def _record(checked: Checked, results: Sequence[SuiteResult]) -> dict[str, Any]:
+def _record(checked: Checked) -> dict[str, Any]:
     """What was evaluated, to do it again."""
     return {
         "model": checked.config.model.path,
         "seed": checked.config.run.seed,
-        "suites": [result.as_dict() for result in results],
         "sources": find_sources(checked.config),
         "packages": package_versions(),
     }

@@ -274,6 +274,37 @@ def test_a_judge_that_does_not_mark_is_told_before_the_start(reply, said):
         assert said in refused(url)
 
 
+def of_suite(tmp_path, judge: dict) -> list[dict]:
+    """A suite that a judge scores."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "2+2?", "answer": "4"}))
+    return [{"name": "x", "task": {"name": "jsonl", "options": {"file": str(file)}, "reward": "judge", "judge": judge}}]
+
+
+def test_a_suites_judge_is_checked_and_asked_before_the_start(tmp_path):
+    tables = {"verifier": {"score_timeout": 61.0}}
+    with server(lambda request: "Mark: 3") as (url, requests):
+        suites = {"eval": {"suites": of_suite(tmp_path, settings(url))}}
+        check(load_config(None, tables | suites))
+        assert len(requests) == 1
+        with pytest.raises(ConfigError, match="= 5 ends before eval.suites.x.task.judge.seconds = 10"):
+            check(load_config(None, suites))
+    with pytest.raises(ConfigError, match="no judge at eval.suites.x.task.judge.url"):
+        check(load_config(None, tables | suites))
+
+
+def test_a_suites_judge_has_its_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGES_KEY", "hush")
+    suites = of_suite(tmp_path, settings("http://127.0.0.1:1/v1", key_variable="JUDGES_KEY"))
+    given = {}
+    monkeypatch.setattr(
+        "titan_rl.environments.scoring.scorer.ScoringProcess.__init__", lambda *names, **others: given.update(others)
+    )
+    for tables, keys in (([], []), (suites, ["JUDGES_KEY"])):
+        Scorer(TaskConfig(name="gcd"), [], 20.0, 8, tables)
+        assert given["secrets"] == keys
+
+
 def test_every_judge_of_a_mixture_is_asked_once():
     with server(lambda request: "Mark: 3") as (url, requests):
         part = {"reward": "judge", "judge": settings(url)}

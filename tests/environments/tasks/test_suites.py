@@ -10,7 +10,7 @@ from boxes import need_boxes
 from huggingface_hub import constants
 
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.config.sections.schema import Config, TaskConfig
 from titan_rl.config.sections.suites import PRESETS
 from titan_rl.controller.loop.suites import sampling_of
 from titan_rl.controller.preflight.recorded_config import load_recorded
@@ -214,14 +214,44 @@ def test_constraints(identifier):
     assert not keeps("  \n", identifier, arguments), "an empty answer keeps to nothing"
 
 
+@pytest.mark.parametrize(
+    ("identifier", "arguments", "text", "kept"),
+    [
+        ("detectable_content:postscript", {"postscript_marker": "P.S."}, "Bye.\nP. S. hi", True),
+        ("detectable_content:postscript", {"postscript_marker": "P.S."}, "p.s.", True),
+        ("detectable_content:postscript", {"postscript_marker": "P.S."}, "P.S hi", False),
+        ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, "P. P. S hi", True),
+        ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, "P.S. hi", False),
+        ("detectable_content:postscript", {"postscript_marker": "(N.B.)"}, "so (n.b.) hi", True),
+        ("detectable_format:title", {}, "<<a>b>>", True),
+        ("detectable_format:title", {}, "so <<<a>>> it is", True),
+        ("detectable_format:title", {}, "<<>>", False),
+        ("detectable_format:title", {}, "<<< >>>", False),
+        ("detectable_format:title", {}, ">>a<<", False),
+        ("detectable_format:title", {}, "<<a\nb>>", False),
+        ("detectable_content:number_placeholders", {"num_placeholders": 1}, "[a\nb]", False),
+        ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "*\n- a", True),
+        (
+            "length_constraints:nth_paragraph_first_word",
+            {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "b"},
+            "a\n\n\n\nb",
+            False,
+        ),
+    ],
+)
+def test_constraints_follow_the_published_rules(identifier, arguments, text, kept):
+    """As lm-eval 0.4.13 verifies them."""
+    assert keeps(text, identifier, arguments) is kept
+
+
 def test_a_pattern_in_a_row_is_text():
     assert not keeps("aaaa", "keywords:existence", {"keywords": ["(a+)+$"]})
 
 
 def test_ifeval_is_right_by_all_constraints_and_leaves_out_what_is_not_verified(tmp_path):
     spoken = IFEVAL | {"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "hi"}]}
-    suite = suite_of(tmp_path, "ifeval", spoken, IFEVAL)
-    assert len(suite.prompts) == 1 and not suite.has_votes
+    suite = suite_of(tmp_path, "ifeval", spoken, IFEVAL, spoken)
+    assert (len(suite.prompts), suite.left_out) == (1, 2) and not suite.has_votes
     assert (scored(suite, "two words"), scored(suite, "two, words"), scored(suite, "three more words")) == (1, 0, 0)
 
 
@@ -244,12 +274,14 @@ def test_humaneval_runs_a_function_or_a_continuation_with_the_sets_tests(tmp_pat
     answers = (
         "```python\ndef total(numbers: List[int]) -> int:\n    return sum(numbers)\n```",
         HUMANEVAL["canonical_solution"],
+        "    def total_of(some):\n        return sum(some)\n    return total_of(numbers)",
+        "def total_of(some):\n    return sum(some)\n\ndef total (numbers):\n    return total_of(numbers)",
         "def total(numbers):\n    return 3",
         "raise SystemExit(0)",
         "import sys\ndef total(numbers):\n    sys.exit(0)",
         "",
     )
-    assert rewarded(suite, *answers, monkeypatch=monkeypatch) == [1, 1, 0, 0, 0, 0]
+    assert rewarded(suite, *answers, monkeypatch=monkeypatch) == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
 def test_mbpp_runs_the_assertions_of_its_row(tmp_path, monkeypatch):
@@ -328,6 +360,14 @@ MISTAKES = [
     ({"name": "gsm8k", "kk": 3}, "unknown key eval.suites.gsm8k.kk"),
     ({"name": "gsm8k", "k": 0}, "eval.suites.gsm8k.k = 0"),
     ({"name": "gsm8k", "k": 8, "samples": 4}, "eval.suites.gsm8k.samples = 4 is less than k = 8"),
+    ({"name": "gsm8k", "k": 8, "temperature": 0.0}, "eval.suites.gsm8k.temperature = 0 gives 8 times the same answer"),
+    ({"name": "gsm8k", "samples": 4, "temperature": 0}, "gives 4 times the same answer"),
+    ({"name": "gsm8k", "temperature": 0.005}, "eval.suites.gsm8k.temperature = 0.005 would be sampled at 0.01"),
+    ({"name": "gsm8k", "file": "FILE", "options": {"held_out_share": 0.5}}, "eval.suites.gsm8k: held_out_share is of"),
+    (
+        {"name": "x", "task": {"name": "jsonl", "options": {"file": "a", "held_out_file": "b"}}},
+        "x: held_out_file is of",
+    ),
     ({"name": "gsm8k", "temperature": 3.0}, "eval.suites.gsm8k.temperature = 3.0"),
     ({"name": "gsm8k", "k": 2, "top_p": 0.0}, "eval.suites.gsm8k.top_p = 0.0"),
     ({"name": "gsm8k", "file": "FILE", "min_p": 0.1}, "eval.suites.gsm8k.min_p = 0.1 has no effect on greedy answers"),
@@ -353,6 +393,60 @@ def test_a_mistake_in_a_suite_is_one_line(tmp_path, monkeypatch, table, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_suite_asks_every_row_of_its_file_whatever_rewards_it(tmp_path):
+    file = written(tmp_path, *({"question": f"{n}?", "answer": str(n)} for n in range(10)))
+    for reward in ({}, {"reward": "gsm8k"}, {"rewards": {"task": 1.0, "math": 0.5}}):
+        [suite] = make_suites(of_task({"name": "jsonl", "options": {"file": file}} | reward))
+        assert [prompt.text for prompt in suite.with_prompts(4).prompts] == [f"{n}?" for n in range(10)]
+
+
+def of_task(task: dict) -> Config:
+    return load_config(None, {"eval": {"suites": [{"name": "x", "task": task}]}})
+
+
+LONG = "Step by step. " * 40
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "final"),
+    [
+        ({"name": "jsonl"}, " 72\n", "72"),
+        ({"name": "jsonl"}, LONG, LONG.strip()),
+        ({"name": "jsonl", "reward": "gsm8k"}, f"{LONG}\n#### 72", "72"),
+        ({"name": "jsonl", "rewards": {"gsm8k_flexible": 2.0}}, f"{LONG} 72 it is", "72"),
+        ({"name": "jsonl", "reward": "math"}, rf"{LONG} \boxed{{7 2}}", "72"),
+        ({"name": "math"}, rf"{LONG} \boxed{{72}}", "72"),
+        ({"name": "jsonl", "reward": "math"}, LONG, None),
+    ],
+)
+def test_a_majority_counts_what_the_reward_reads(tmp_path, task, answer, final):
+    file = written(tmp_path, {"question": "1?", "answer": "72"})
+    [suite] = make_suites(of_task(task | {"options": {"file": file}}))
+    suite = suite.with_prompts(4)
+    assert suite.has_votes and suite.final(suite.prompts[0], answer) == final
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"reward": "mine:length"},
+        {"rewards": {"task": 1.0, "math": 0.5}},
+        {"name": "gcd", "options": {}},
+        {"name": "calculator", "options": {}},
+    ],
+)
+def test_a_reward_that_reads_no_final_answer_has_no_majority(tmp_path, monkeypatch, task):
+    monkeypatch.setattr("titan_rl.environments.rewards.functions.resolve", lambda *names: length)
+    options = {"file": written(tmp_path, {"question": "1?", "answer": "72"})}
+    [suite] = make_suites(of_task({"name": "jsonl", "options": options} | task))
+    prompt = suite.with_prompts(1).prompts[0]
+    assert not suite.has_votes and suite.final(prompt, "72") is None
+
+
+def length(prompt, completion, row):
+    return 1.0
+
+
 def test_two_suites_of_one_name_are_refused(tmp_path):
     table = {"name": "gsm8k", "file": written(tmp_path, GSM8K)}
     with pytest.raises(ConfigError, match="two of eval.suites have the name 'gsm8k'"):
@@ -374,9 +468,11 @@ ROWS = [
     ("mmlu_pro", MMLU | {"answer": 5}, "give the letter of one of its 2 options"),
     ("mmlu_pro", ARC | {"answerKey": "7"}, "give the letter of one of its 2 options"),
     ("ifeval", IFEVAL | {"kwargs": []}, "give a table for each"),
+    ("ifeval", IFEVAL | {"instruction_id_list": ["punctuation:no_coma", "x"]}, "did you mean 'punctuation:no_comma'?"),
     ("ifeval", IFEVAL | {"kwargs": [{}, {"words": 3}]}, "'kwargs' of length_constraints:number_words"),
     ("ifeval", IFEVAL | {"kwargs": [{}, {"num_words": 3, "relation": "about"}]}, "'about' is unknown"),
     ("humaneval", HUMANEVAL | {"entry_point": "other"}, "correct the row"),
+    ("humaneval", HUMANEVAL | {"entry_point": "tota"}, "correct the row"),
     ("humaneval", HUMANEVAL | {"test": "def check(candidate):\n  assert ("}, "its tests are no Python"),
     ("mbpp", MBPP | {"test_list": []}, "give a list of assertions"),
     ("math500", MATH | {"answer": True}, "give text"),

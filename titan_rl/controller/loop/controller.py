@@ -323,9 +323,10 @@ class Controller(Loop):
         with self.meshes.record.span("evaluate", "controller"):
             result = await self.stop.interrupts(work)
         self.reporter.evaluated(self.progress.step, when, result)
-        work = evaluate_suites(self.meshes, self.suites, self.config)
+        record = partial(self.reporter.suite_evaluated, self.progress.step)
+        work = evaluate_suites(self.meshes, self.suites, self.config, record)
         with self.meshes.record.span("evaluate suites", "controller"):
-            self.reporter.suites_evaluated(self.progress.step, await self.stop.interrupts(work))
+            await self.stop.interrupts(work)
         return result
 
     async def save(self) -> None:

@@ -1,7 +1,6 @@
 """Reports of a run: step records, evaluations, stragglers, trainer-generator disagreement, events."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from titan_rl.algorithms.batches.filters import REASONS
@@ -16,7 +15,7 @@ from titan_rl.data.spans import Span
 from titan_rl.data.storage.files import unless_full
 from titan_rl.data.types import Batch, EngineStatistics, StepMetrics
 from titan_rl.mesh.telemetry.stragglers import Stragglers
-from titan_rl.records.evaluations.files import write_results
+from titan_rl.records.evaluations.files import write_result
 from titan_rl.records.evaluations.results import SuiteResult
 from titan_rl.records.metrics import (
     MetricsLog,
@@ -173,14 +172,12 @@ class Reporter:
         self._alarms.evaluated(step, result.value)
         self.display.log(f"held-out accuracy {when}: {result}")
 
-    def suites_evaluated(self, step: int, results: Sequence[SuiteResult]) -> None:
-        """Record, write and show the results of suites."""
-        for result in results:
-            self.metrics.write({"step": step} | result.metrics)
-            self.display.log(f"step {step}: {result}")
-        if results:
-            with unless_full():
-                write_results(self.run_dir.evaluations / step_name(step), results)
+    def suite_evaluated(self, step: int, result: SuiteResult) -> None:
+        """Record, write and show the result of a suite."""
+        self.metrics.write({"step": step} | result.metrics)
+        self.display.log(f"step {step}: {result}")
+        with unless_full():
+            write_result(self.run_dir.evaluations / step_name(step), result)
 
     def data_evaluated(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:
         """Record loss on held-out data and, of pairs, preference accuracy."""

@@ -9,6 +9,7 @@ It shares with controller.py what both need, and the session drives either.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.controller.initial_policy import keep_policy
@@ -234,8 +235,8 @@ class OfflineController(Loop):
             await weights.send(step, lambda statistics, seconds: None)
             self._num_published = step
         await weights.until_live()
-        work = evaluate_suites(self.meshes, self.suites, self.steps.config)
-        self.reporter.suites_evaluated(step, await self.stop.interrupts(work))
+        record = partial(self.reporter.suite_evaluated, step)
+        await self.stop.interrupts(evaluate_suites(self.meshes, self.suites, self.steps.config, record))
 
     async def save(self) -> None:
         """Begin a checkpoint of this step; it is written while the run goes on."""

@@ -22,6 +22,7 @@ from titan_rl.config.sections.schema import (
     TASKS_OF_OTHERS,
     Config,
     RolloutConfig,
+    TaskConfig,
 )
 from titan_rl.controller.preflight.data_checks import check_settings, load_dataset, load_suites
 from titan_rl.controller.preflight.device import device_type, is_on_cpu
@@ -46,7 +47,7 @@ from titan_rl.environments.rollout.prompt_checks import (
     encode_checked,
     training_prompts,
 )
-from titan_rl.environments.rollout.suites import Suite
+from titan_rl.environments.rollout.suites import Suite, errors_under, tasks_of
 from titan_rl.environments.sandbox.remote import check_server
 from titan_rl.environments.scoring.grading import check_grader
 from titan_rl.mesh.channel.transports import has_ibverbs
@@ -86,6 +87,11 @@ class Checked:
     """Of ``eval.suites``, with their questions."""
     host_launcher: HostLauncher | None = None
     """Of hosts of other machines; None: the run is on this one."""
+
+    @property
+    def scored_tasks(self) -> dict[str, TaskConfig]:
+        """Tasks of the run and of its suites, by their settings. Errors: ConfigError."""
+        return tasks_of(self.config.task, self.config.eval.suites)
 
     @property
     def launchers(self) -> dict[str, Any]:
@@ -413,8 +419,18 @@ def _check_top_k(checked: Checked, setting: str, top_k: int) -> None:
         raise ConfigError(f"{setting} = {top_k}: the model has {size} tokens; give fewer, or 0 for all")
 
 
+def _check_suites_ready(checked: Checked) -> None:
+    for suite in checked.suites:
+        with errors_under(suite.setting):
+            suite.task.check_ready()
+
+
 def _samples(config: Config) -> bool:
     return not config.data.file
+
+
+def _has_generators(config: Config) -> bool:
+    return config.has_generators
 
 
 CHECKS = (
@@ -425,7 +441,7 @@ CHECKS = (
     Check("decoding", _check_decoding, needs="model", applies=_samples),
     Check("roles", lambda c: check_roles(c.config, c.algorithm, c.family)),
     Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family)),
-    Check("judges", lambda c: check_judges(c.config.task, c.config.verifier.score_timeout)),
+    Check("judges", lambda c: check_judges(c.scored_tasks, c.config.verifier.score_timeout)),
     Check("transport", lambda c: check_transport(c.config)),
     Check("placement", lambda c: check_placement(c.config)),
     Check("checkpoints", lambda c: check_checkpoints(c.config)),
@@ -442,11 +458,12 @@ CHECKS = (
     Check(
         "sandbox server",
         lambda c: check_server(c.config.task.sandbox),
-        applies=lambda config: bool(config.task.sandbox) and _samples(config),
+        applies=lambda config: bool(config.task.sandbox) and config.has_generators,
         asks_others=True,
     ),
-    Check("judges' servers", lambda c: ask_judges(c.config.task), applies=_samples, asks_others=True),
+    Check("judges' servers", lambda c: ask_judges(c.scored_tasks), applies=_has_generators, asks_others=True),
     Check("task's servers", lambda c: c.task.check_ready(), applies=_samples, asks_others=True),
+    Check("suites' servers", _check_suites_ready, applies=lambda config: bool(config.eval.suites), asks_others=True),
 )
 
 

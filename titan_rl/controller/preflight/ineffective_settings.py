@@ -76,7 +76,12 @@ def _aggregation(run: Run) -> str:
 
 def _max_new_tokens(run: Run) -> str:
     divides = run.config.algorithm.aggregation == "constant" and run.algorithm.trains_on == "demonstrations"
-    return "" if divides else _sampled()(run)
+    return "" if divides or _has_suite_of_task(run) else _sampled()(run)
+
+
+def _has_suite_of_task(run: Run) -> bool:
+    """Whether a suite is no public set, whose answers are single ones of a length of their own."""
+    return any("task" in suite for suite in run.config.eval.suites)
 
 
 def _own(role: str) -> Rule:
@@ -158,9 +163,9 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "task.rewards": (_sampled(),),
     "task.rewards_by_source": (_sampled(),),
     "task.judge": (_sampled(), _judge),
-    "task.sandbox": (_sampled(),),
+    "task.sandbox": (_HAS_GENERATORS,),
     "task.scoring": (_sampled(),),
-    "task.keep_special": (_sampled(),),
+    "task.keep_special": (_HAS_GENERATORS,),
     **{f"model.chat_template.{key}": (_HAS_CHATS,) for key in ("text", "options", "date")},
     "algorithm.aggregation": (_aggregation,),
     "algorithm.updates_per_batch": (_sampled("set data.examples_per_step lower"),),
@@ -181,9 +186,12 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "rollout": (_sampled(),),
     "rollout.max_new_tokens": (_max_new_tokens,),
+    "rollout.stop": (_HAS_GENERATORS,),
+    "rollout.max_retries": (_HAS_GENERATORS,),
     "rollout.max_turns": (
+        _HAS_GENERATORS,
         _unless(
-            lambda run: not run.task.has_one_answer,
+            lambda run: _has_suite_of_task(run) or not (run.on_data or run.task.has_one_answer),
             "nothing in the task replies to an answer, so an episode has one; leave it out",
         ),
     ),
@@ -258,7 +266,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
 }
 """By section, for all its keys, and by key."""
 _ONLY_THEIR_OWN = {
-    *("rollout.max_new_tokens", "rollout.share_prefix", "generator.gpu_memory_utilization"),
+    *("rollout.max_new_tokens", "rollout.max_turns", "rollout.max_retries", "rollout.stop", "rollout.share_prefix"),
+    *("task.sandbox", "task.keep_special", "generator.gpu_memory_utilization"),
     *("data.file", "hosts.launcher"),
 }
 """Keys for which their section's rules do not hold."""

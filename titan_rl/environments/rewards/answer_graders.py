@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable
 
 from titan_rl.config.sections.schema import ANSWER_REWARDS
-from titan_rl.environments.rewards.mathematics.final_answer import is_right
+from titan_rl.environments.rewards.mathematics.final_answer import final_answer, is_right
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 _EXPECTED = re.compile(r"-?([0-9]+(\.[0-9]+)?|\.[0-9]+)")
+_LONGEST = 300
+"""Characters of a final answer of mathematics that votes; a longer one is wrong, too."""
 
 
 def gsm8k(answer: str, expected: str) -> bool:
@@ -38,6 +40,12 @@ def read_flexible(answer: str) -> str | None:
     return _plain(numbers[-1]) if numbers else None
 
 
+def read_mathematics(answer: str) -> str | None:
+    """Final answer without spaces; None without one. Two ways to write a value differ."""
+    final = final_answer(answer)
+    return None if final is None or len(final) > _LONGEST else "".join(final.split())
+
+
 def _is_expected(number: str | None, expected: str) -> bool:
     return number is not None and number == _plain(expected.strip())
 
@@ -57,4 +65,10 @@ OF_NUMBERS = ("gsm8k", "gsm8k_flexible")
 """Rewards whose expected answer is a number."""
 GRADERS: dict[str, Callable[[str, str], bool]] = {"gsm8k": gsm8k, "gsm8k_flexible": gsm8k_flexible, "math": is_right}
 """By name: whether an answer is the expected one."""
-assert set(GRADERS) == set(ANSWER_REWARDS), "the configuration knows them by name"
+READERS: dict[str, Callable[[str], str | None]] = {
+    "gsm8k": read_strict,
+    "gsm8k_flexible": read_flexible,
+    "math": read_mathematics,
+}
+"""By the same names: final answer as text; None if there is none."""
+assert set(GRADERS) == set(READERS) == set(ANSWER_REWARDS), "the configuration knows them by name"

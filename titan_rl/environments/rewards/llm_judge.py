@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -16,7 +17,6 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from titan_rl.config.load import ConfigError, build_section
-from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.kinds import Count
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.rows.row_fields import said, written
@@ -89,9 +89,11 @@ def judge_config(values: dict[str, Any]) -> JudgeConfig:
     return config
 
 
-def check_judges(task: TaskConfig, score_timeout: float) -> None:
-    """Compare deadlines. Errors: ConfigError if scoring times out before a judge: the answer would be blamed."""
-    for setting, task_config in all_tasks(task).items():
+def check_judges(tasks: Mapping[str, TaskConfig], score_timeout: float) -> None:
+    """Compare deadlines. ``tasks``: by their settings.
+
+    Errors: ConfigError if scoring times out before a judge: the answer would be blamed."""
+    for setting, task_config in tasks.items():
         if task_config.judge and (seconds := judge_config(task_config.judge).seconds) >= score_timeout:
             raise ConfigError(
                 f"verifier.score_timeout = {score_timeout:g} ends before {setting}.judge.seconds = {seconds:g}: set it "
@@ -99,10 +101,12 @@ def check_judges(task: TaskConfig, score_timeout: float) -> None:
             )
 
 
-def ask_judges(task: TaskConfig) -> None:
-    """Send a test question to each judge. Errors: ConfigError if one is unreachable, or gives no mark."""
+def ask_judges(tasks: Mapping[str, TaskConfig]) -> None:
+    """Send a test question to each judge. ``tasks``: by their settings.
+
+    Errors: ConfigError if one is unreachable, or gives no mark."""
     checked: list[JudgeConfig] = []
-    for setting, task_config in all_tasks(task).items():
+    for setting, task_config in tasks.items():
         if not task_config.judge or (config := judge_config(task_config.judge)) in checked:
             continue
         checked.append(config)
@@ -123,9 +127,9 @@ async def _try(config: JudgeConfig) -> None:
         await judge.close()
 
 
-def key_variables(task: TaskConfig) -> list[str]:
+def key_variables(tasks: Iterable[TaskConfig]) -> list[str]:
     """Environment variables of the judges' API keys."""
-    names = (str(task_config.judge.get("key_variable", "")) for task_config in all_tasks(task).values())
+    names = (str(task_config.judge.get("key_variable", "")) for task_config in tasks)
     return sorted({name for name in names if name})
 
 

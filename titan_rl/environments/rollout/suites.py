@@ -4,13 +4,15 @@ Their prompts have the name ``eval/NAME`` as their task, by which verifiers and 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from titan_rl.config.load import ConfigError, build_section, nearest
-from titan_rl.config.sections.schema import MIXTURE, TASKS_OF_FILES, Config, TaskConfig
+from titan_rl.config.mixture import all_tasks
+from titan_rl.config.sections.kinds import LEAST_TEMPERATURE
+from titan_rl.config.sections.schema import MIXTURE, OWN_SCORE, TASKS_OF_FILES, Config, TaskConfig
 from titan_rl.config.sections.suites import PRESETS, SuiteConfig
 from titan_rl.data.rows.file_sources import Source, check_unweighted, locate_sources
 from titan_rl.data.types import Prompt
@@ -18,15 +20,14 @@ from titan_rl.environments.interfaces.task import RewardParts, Task, TaskWrapper
 from titan_rl.environments.prompts.jsonl_task import RowsTask
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import make_part, make_task
-from titan_rl.environments.rewards.mathematics.final_answer import final_answer
-from titan_rl.environments.tasks.code_task import CodeTask
+from titan_rl.environments.rewards.answer_graders import READERS
 from titan_rl.environments.tasks.math_task import MathTask
 from titan_rl.environments.tasks.suites.base import SuiteTask
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 _PREFIX = "eval/"
-_LONGEST_VOTE = 300
-"""Characters of a final answer that votes, where an answer is one by itself."""
+_OF_TRAINING = ("held_out_file", "held_out_share")
+"""Options of a file's rows that divide them for training."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Suite:
     task_config: TaskConfig
     task: Task
     prompts: tuple[Prompt, ...] = ()
+    left_out: int = 0
+    """Rows of the set that are not asked, since they cannot be scored."""
 
     @property
     def setting(self) -> str:
@@ -50,18 +53,27 @@ class Suite:
     @property
     def has_votes(self) -> bool:
         """Whether its answers have a final answer, to count for a majority."""
-        if isinstance(self.task, SuiteTask):
-            return self.task.VOTES
-        return self.task.has_one_answer and not self.task.has_agent and not isinstance(self.task, CodeTask)
+        return self.task.VOTES if isinstance(self.task, SuiteTask) else self._reader is not None
+
+    @property
+    def _reader(self) -> Callable[[str], str | None] | None:
+        """Reader of final answers, as they are scored; None where something else is scored."""
+        task, names = _unwrapped(self.task), set(self.task_config.reward_names)
+        if len(names) > 1 or not self.task.has_one_answer or self.task.has_agent:
+            return None
+        [name] = names
+        if name != OWN_SCORE:
+            return READERS.get(name)
+        if isinstance(task, MathTask):
+            return READERS["math"]
+        return str.strip if type(task) is RowsTask else None  # its own score is an exact match, a subclass's is not
 
     def final(self, prompt: Prompt, answer: str) -> str | None:
         """Final answer that a majority counts; None if there is none."""
-        if not self.has_votes:
-            return None
         if isinstance(self.task, SuiteTask):
-            return self.task.final(prompt, answer)
-        final = final_answer(answer) if isinstance(self.task, MathTask) else answer.strip()
-        return final if final and len(final) <= _LONGEST_VOTE else None
+            return self.task.final(prompt, answer) if self.task.VOTES else None
+        reader = self._reader
+        return (reader(answer) or None) if reader else None
 
     def readings(self, prompt: Prompt, answer: str) -> dict[str, bool]:
         """Whether an answer is right by other rules, by their names."""
@@ -71,20 +83,29 @@ class Suite:
         """With its questions. ``count``: of an endless task that names no number. Errors: ConfigError."""
         with errors_under(self.setting):
             prompts = self._prompts(count)
+        left_out = self.task.left_out if isinstance(self.task, SuiteTask) else 0
         name = f"{_PREFIX}{self.config.name}"
         return replace(
             self,
             prompts=tuple(replace(each, id=f"{name}/{n:07d}", task=name) for n, each in enumerate(prompts)),
+            left_out=left_out,
         )
 
     def _prompts(self, count: int) -> list[Prompt]:
-        asked = self.config.prompts
-        if not isinstance(self.task, RowsTask):
+        asked, task = self.config.prompts, _unwrapped(self.task)
+        if not isinstance(task, RowsTask):
             return held_out_prompts(self.task, asked or count)
-        prompts = self.task.every_prompt()
+        prompts = task.every_prompt()
         if asked > len(prompts):
             raise ConfigError(f"{self.setting}.prompts = {asked}, but its file has {len(prompts)} rows: ask for fewer")
         return prompts[: asked or None]
+
+
+def _unwrapped(task: Task) -> Task:
+    """Task without the rewards around it."""
+    while isinstance(task, TaskWrapper):
+        task = task.task
+    return task
 
 
 def setting_of(config: SuiteConfig) -> str:
@@ -126,6 +147,7 @@ def _suite_config(number: int, table: Mapping[str, Any]) -> SuiteConfig:
             f"{setting}.{cut} = {getattr(config, cut)} has no effect on greedy answers: set temperature, or leave it "
             f"out"
         )
+    _check_temperature(config)
     if config.task and (config.file or config.suite or config.options):
         raise ConfigError(
             f"{setting}.task is a whole task: put file and options into task.options, and leave suite out"
@@ -135,6 +157,21 @@ def _suite_config(number: int, table: Mapping[str, Any]) -> SuiteConfig:
             f"{setting} has no task = {{...}}, and the set {preset!r} is unknown: {nearest(preset, PRESETS)}"
         )
     return config
+
+
+def _check_temperature(config: SuiteConfig) -> None:
+    """Errors: ConfigError for greedy answers that are all alike, and for what vLLM raises without a word."""
+    setting, temperature = setting_of(config), config.sampling_temperature
+    if not temperature and config.num_samples > 1:
+        raise ConfigError(
+            f"{setting}.temperature = 0 gives {config.num_samples} times the same answer: set it above 0, or leave k "
+            f"and samples out"
+        )
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ConfigError(
+            f"{setting}.temperature = {temperature} would be sampled at {LEAST_TEMPERATURE}, the least that vLLM has: "
+            f"give 0 for greedy answers, or {LEAST_TEMPERATURE} or more"
+        )
 
 
 def suite_task(config: SuiteConfig, run: TaskConfig) -> TaskConfig:
@@ -154,8 +191,16 @@ def suite_task(config: SuiteConfig, run: TaskConfig) -> TaskConfig:
         raise ConfigError(f"{setting}.task: sandbox and keep_special are the run's: set them in [task]")
     if task.system_prompt and task.style != "chat":
         raise ConfigError(f"{setting}.system_prompt needs style = 'chat': set it, or leave the other out")
+    if task.name in TASKS_OF_FILES and (key := next((key for key in _OF_TRAINING if key in task.options), None)):
+        raise ConfigError(f"{setting}: {key} is of training; a suite asks all rows of file: give those alone as file")
     check_unweighted(f"{setting}.file", task.options.get("file"))
     return replace(task, keep_special=run.keep_special)
+
+
+def tasks_of(run: TaskConfig, suites: Sequence[Mapping[str, Any]]) -> dict[str, TaskConfig]:
+    """Tasks that are scored, by their settings: of a run, and of its suites beside. Errors: ConfigError."""
+    beside = {f"{setting_of(suite)}.task": suite_task(suite, run) for suite in suite_configs(suites)}
+    return all_tasks(run) | beside
 
 
 def make_suites(config: Config) -> list[Suite]:

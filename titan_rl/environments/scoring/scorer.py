@@ -14,7 +14,7 @@ from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task, UserCodeError
 from titan_rl.environments.rewards.functions import in_turns
 from titan_rl.environments.rewards.llm_judge import key_variables
-from titan_rl.environments.rollout.suites import make_all
+from titan_rl.environments.rollout.suites import make_all, tasks_of
 from titan_rl.environments.scoring.scoring_process import ScoringProcess
 from titan_rl.environments.scoring.scoring_workers import Answer, serve
 
@@ -39,7 +39,7 @@ class Scorer(ScoringProcess):
         described = (asdict(task), list(folders), list(suites))
         arguments = *map(json.dumps, described), str(timeout), str(concurrency)
         command = "-m", "titan_rl.environments.scoring.scorer", *arguments
-        secrets = [*key_variables(task), *filter(None, [task.sandbox.get("token_env")])]
+        secrets = [*key_variables(tasks_of(task, suites).values()), *filter(None, [task.sandbox.get("token_env")])]
         super().__init__(f"the scorer of task {task.name}", command, timeout, secrets=secrets)
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:

@@ -1,7 +1,6 @@
 """Files of an evaluation: for each suite a JSON of its estimates and a Parquet of every answer."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,12 +27,11 @@ SCHEMA = pa.schema(
 )
 
 
-def write_results(folder: Path, results: Sequence[SuiteResult]) -> None:
-    """Write all suites' files into a folder, which is made. Errors: DiskFull; OSError."""
+def write_result(folder: Path, result: SuiteResult) -> None:
+    """Write a suite's files into a folder, which is made. Errors: DiskFull; OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    for result in results:
-        _write_table(folder / f"{result.name}.parquet", result)
-        replace_text(folder / f"{result.name}.json", json.dumps(result.as_dict(), indent=2) + "\n")
+    _write_table(folder / f"{result.name}.parquet", result)
+    replace_text(folder / f"{result.name}.json", json.dumps(result.as_dict(), indent=2) + "\n")
 
 
 def _write_table(path: Path, result: SuiteResult) -> None:

@@ -52,6 +52,8 @@ class SuiteResult:
     unscored: dict[str, str]
     """Questions without a result, and why: failures of the machinery, never wrong answers."""
     settings: dict[str, Any]
+    left_out: int = 0
+    """Rows of the set that were not asked, since there is no rule here to score them."""
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
@@ -94,8 +96,15 @@ class SuiteResult:
 
     def __str__(self) -> str:
         words = [f"{name} {e.value:.1%} ({e.low:.1%} to {e.high:.1%})" for name, e in self.estimates.items()]
-        lost = f"; {len(self.unscored)} more could not be scored" if self.unscored else ""
-        return f"{self.name}: {', '.join(words) or 'nothing scored'}, {len(self.questions)} questions{lost}"
+        notes = [f"{len(self.unscored)} more could not be scored, {self.first_failure}"] if self.unscored else []
+        notes += [f"{self.left_out} rows left out"] if self.left_out else []
+        scored = f"{self.name}: {', '.join(words) or 'nothing scored'}, {len(self.questions)} questions"
+        return "; ".join([scored, *notes])
+
+    @property
+    def first_failure(self) -> str:
+        """Which question failed first, and why; empty if none did."""
+        return next((f"first {name}: {why}" for name, why in self.unscored.items()), "")
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -106,5 +115,6 @@ class SuiteResult:
             "truncated": self.metrics.get(f"eval/{self.name}/truncated"),
             "response_length": self.metrics.get(f"eval/{self.name}/response_length"),
             "unscored": self.unscored,
+            "left_out": self.left_out,
             "settings": self.settings,
         }

@@ -18,11 +18,14 @@ def _rows(result: SuiteResult) -> Iterable[tuple[str, ...]]:
     count = str(len(result.questions))
     for name, each in result.estimates.items():
         yield result.name, count, name, f"{each.value:.1%}", f"{each.low:.1%} to {each.high:.1%}"
-    metrics = result.metrics
-    yield result.name, count, "truncated", f"{metrics[f'eval/{result.name}/truncated']:.1%}", ""
-    yield result.name, count, "tokens an answer", f"{metrics[f'eval/{result.name}/response_length']:.1f}", ""
+    if result.questions:
+        metrics = result.metrics
+        yield result.name, count, "truncated", f"{metrics[f'eval/{result.name}/truncated']:.1%}", ""
+        yield result.name, count, "tokens an answer", f"{metrics[f'eval/{result.name}/response_length']:.1f}", ""
     if result.unscored:
         yield result.name, count, "not scored", str(len(result.unscored)), ""
+    if result.left_out:
+        yield result.name, count, "left out", str(result.left_out), ""
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -31,6 +31,8 @@ class SuiteTask(RowsTask):
     INSTRUCTION = ""
     VOTES = True
     """Whether answers have a final answer, to count for a majority."""
+    left_out = 0
+    """Rows of ``file`` without a rule to score them, once ``every_prompt`` has read it."""
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         super().__init__(task, folders)
@@ -49,12 +51,18 @@ class SuiteTask(RowsTask):
         """Whether an answer is right by other published rules, by their names."""
         return {}
 
+    def every_prompt(self) -> list[Prompt]:
+        self.left_out = 0
+        return super().every_prompt()
+
     def _parser(self) -> Parse:
         return self._parsed
 
     def _parsed(self, place: str, columns: dict[str, Any]) -> DataRow | None:
         check_finite(place, columns)
-        return self._row(place, columns)
+        row = self._row(place, columns)
+        self.left_out += row is None
+        return row
 
     def _asked(self, question: str) -> str:
         """Question with the instruction."""

@@ -18,6 +18,9 @@ _RELATIONS: Mapping[str, Callable[[int, int], bool]] = {
     "less than": lambda count, bound: count < bound,
 }
 
+_POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
+"""Patterns of the set's two markers, in lower case."""
+
 
 def _holds(count: int, relation: str, bound: int) -> bool:
     """Errors: ValueError for an unknown relation."""
@@ -63,11 +66,14 @@ def paragraph_count(text: str, num_paragraphs: int) -> bool:
 
 
 def first_word_of_paragraph(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Paragraphs between empty lines."""
-    paragraphs = [part.strip() for part in text.split("\n\n") if part.strip()]
-    if len(paragraphs) != num_paragraphs or not 1 <= nth_paragraph <= num_paragraphs:
+    """Paragraphs between empty lines; further empty lines are paragraphs that are numbered and not counted."""
+    paragraphs = [part.strip() for part in text.split("\n\n")]
+    if sum(map(bool, paragraphs)) != num_paragraphs or not 1 <= nth_paragraph <= num_paragraphs:
         return False
-    word = paragraphs[nth_paragraph - 1].split()[0].lstrip("'").lstrip('"')
+    words = paragraphs[nth_paragraph - 1].split()
+    if not words:
+        return False
+    word = words[0].lstrip("'").lstrip('"')
     return re.split(r"[.,?!'\"]", word)[0].lower() == first_word.lower()
 
 
@@ -86,8 +92,10 @@ def is_json(text: str) -> bool:
 
 
 def bullet_count(text: str, num_bullets: int) -> bool:
-    bullets = re.findall(r"^\s*(?:\*[^*\n]|-)[^\n]*$", text, re.MULTILINE)
-    return len(bullets) == num_bullets
+    """Lines that begin with a star or a dash; both are looked for one after the other."""
+    stars = re.findall(r"^\s*\*[^*].*$", text, re.MULTILINE)
+    dashes = re.findall(r"^\s*-.*$", text, re.MULTILINE)
+    return len(stars) + len(dashes) == num_bullets
 
 
 def highlight_count(text: str, num_highlights: int) -> bool:
@@ -102,15 +110,19 @@ def section_count(text: str, section_spliter: str, num_sections: int) -> bool:
 
 
 def placeholder_count(text: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[[^\]]*\]", text)) >= num_placeholders
+    return len(re.findall(r"\[[^\]\n]*\]", text)) >= num_placeholders
 
 
 def has_title(text: str) -> bool:
-    return any(title.strip("<> ") for title in re.findall(r"<<[^\n>]+>>", text))
+    """Whether a line has ``<<`` and, behind something else, ``>>``."""
+    titles = (line[line.find("<<") : line.rfind(">>") + 2] for line in text.split("\n") if "<<" in line)
+    return any(len(title) > 4 and title.lstrip("<").rstrip(">").strip() for title in titles)
 
 
 def has_postscript(text: str, postscript_marker: str) -> bool:
-    return postscript_marker.strip().lower() in text.lower()
+    """Whether the marker is there; P.S. and P.P.S may have a space behind their full stops."""
+    marker = postscript_marker.strip()
+    return re.search(_POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()) is not None
 
 
 def is_one_of_the_allowed(text: str) -> bool:
@@ -178,6 +190,8 @@ CONSTRAINTS: Mapping[str, Constraint] = {
     "change_case:capital_word_frequency": capital_word_count,
 }
 """By IFEval's identifier."""
+UNVERIFIED = frozenset({"language:response_language"})
+"""IFEval's other identifiers, which take a classifier."""
 
 
 def keeps(text: str, identifier: str, arguments: Mapping[str, Any]) -> bool:

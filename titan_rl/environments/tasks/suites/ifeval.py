@@ -1,18 +1,18 @@
 """IFEval: rows with ``prompt``, ``instruction_id_list`` and ``kwargs``. Right is what keeps to all constraints.
 
 Constraints are verified by constraints.py on the whole answer (IFEval's strict accuracy of prompts). A row with a
-constraint that is not verified there, such as a response's language, is left out.
+constraint of the set that is not verified there, a response's language, is left out and counted.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import shown
 from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts.row_files import DataRow
 from titan_rl.environments.tasks.suites.base import SuiteTask, text_column
-from titan_rl.environments.tasks.suites.constraints import CONSTRAINTS, arguments_of, keeps
+from titan_rl.environments.tasks.suites.constraints import CONSTRAINTS, UNVERIFIED, arguments_of, keeps
 
 
 class IFEvalTask(SuiteTask):
@@ -22,7 +22,10 @@ class IFEvalTask(SuiteTask):
 
     def _row(self, place: str, columns: dict[str, Any]) -> DataRow | None:
         asked, constraints = text_column(place, columns, "prompt"), _constraints(place, columns)
-        if any(identifier not in CONSTRAINTS for identifier, _ in constraints):
+        known = {*CONSTRAINTS, *UNVERIFIED}
+        if unknown := next((name for name, _ in constraints if name not in known), None):
+            raise ConfigError(f"{place}: the instruction {unknown!r:.80} is unknown: {nearest(unknown, known)}")
+        if any(name in UNVERIFIED for name, _ in constraints):
             return None
         for identifier, arguments in constraints:
             try:

@@ -9,12 +9,9 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.row_fields import written
 from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts.row_files import DataRow
-from titan_rl.environments.rewards.mathematics.final_answer import final_answer
+from titan_rl.environments.rewards.answer_graders import read_mathematics
 from titan_rl.environments.tasks.math_task import MathTask
 from titan_rl.environments.tasks.suites.base import SuiteTask, text_column
-
-_LONGEST = 300
-"""Characters of a final answer that votes."""
 
 
 class ProblemsTask(SuiteTask, MathTask):
@@ -29,8 +26,7 @@ class ProblemsTask(SuiteTask, MathTask):
 
     def final(self, prompt: Prompt, answer: str) -> str | None:
         """Content of the last box without spaces; two ways to write a value are two votes."""
-        final = final_answer(answer)
-        return None if final is None or len(final) > _LONGEST else "".join(final.split())
+        return read_mathematics(answer)
 
 
 def _answer(place: str, columns: dict[str, Any]) -> str:

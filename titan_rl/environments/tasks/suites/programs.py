@@ -9,6 +9,7 @@ values never enter the sandbox.
 """
 
 import ast
+import re
 import secrets
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -99,7 +100,7 @@ class HumanEvalTask(ProgramsTask):
 
     def _row(self, place: str, columns: dict[str, Any]) -> DataRow:
         head, test, name = (text_column(place, columns, column) for column in ("prompt", "test", "entry_point"))
-        if not name.isidentifier() or f"def {name}" not in head or "def check" not in test:
+        if not name.isidentifier() or _definition(name, head) is None or _definition("check", test) is None:
             raise ConfigError(f"{place}: 'prompt' defines 'entry_point', and 'test' a function check: correct the row")
         solution = columns.get("canonical_solution")
         answer = head + solution if isinstance(solution, str) else None
@@ -108,8 +109,20 @@ class HumanEvalTask(ProgramsTask):
     def program(self, row: dict[str, Any], source: str) -> str:
         """A source without the function continues the prompt; else what stands before it in the prompt goes first."""
         head, name = row["prompt"], row["entry_point"]
-        begun = head.partition(f"def {name}")[0] if f"def {name}" in source else head if source else ""
+        begun = _before(name, head) if _definition(name, source) else head if source else ""
         return f"{begun}{source}\n\n{row['test']}\n\ncheck({name})\n"
+
+
+def _definition(name: str, source: str) -> re.Match[str] | None:
+    """Beginning of a function's definition, outside of all others."""
+    return re.search(rf"^(?:async +)?def +{re.escape(name)}\s*[\[(]", source, re.MULTILINE)
+
+
+def _before(name: str, head: str) -> str:
+    """What stands before a function's definition."""
+    definition = _definition(name, head)
+    assert definition, "_row has refused a prompt without it"
+    return head[: definition.start()]
 
 
 class MBPPTask(ProgramsTask):

@@ -1,0 +1,61 @@
+"""``titan-rl eval`` as JSON: everything that was found, and nothing beside it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from titan_rl.cli import main
+from titan_rl.config.sections.schema import Config
+from titan_rl.diagnostics import evaluation
+from titan_rl.records.evaluations.results import Answer, Question, SuiteResult
+from titan_rl.records.statistics import Proportion
+
+SCORED = SuiteResult("a", 1, 1, False, [Question("q", "1?", "1", [Answer(0, "1", None, True, 1.0, "ok", 1)])], {}, {})
+UNSCORED = SuiteResult("b", 1, 1, False, [], {"q": "the judge is away"}, {})
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """A command on a TOML with suites, whose results are those that are given."""
+    toml = tmp_path / "run.toml"
+    toml.write_text("[[eval.suites]]\nname = 'gsm8k'\n")
+    monkeypatch.setattr("titan_rl.train.evaluate_directory", lambda *arguments: Proportion(1, 2))
+    monkeypatch.setattr(evaluation, "checked_suites", lambda *arguments: SimpleNamespace(config=Config()))
+    monkeypatch.setattr(evaluation, "find_sources", lambda config: {})
+
+    def run(*results: SuiteResult, fails: bool = False) -> int:
+        async def evaluate(checked, record):
+            for result in results:
+                record(result)
+            if fails:
+                raise OSError("the machine went away")
+
+        monkeypatch.setattr(evaluation, "_evaluate", evaluate)
+        return main(["eval", "tiny", "--config", str(toml), "--json", "--out", str(tmp_path / "out")])
+
+    return run
+
+
+def test_json_holds_the_held_out_accuracy_beside_all_suites(command, capsys, tmp_path):
+    assert command(SCORED) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["held_out"]["accuracy"] == 0.5 and not said.err
+    [suite] = found["suites"]
+    assert suite["suite"] == "a" and suite["metrics"]["avg@1"]["value"] == 1
+    record = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert record["held_out"] == found["held_out"] and record["suites"] == found["suites"]
+
+
+def test_a_suite_that_could_not_be_scored_is_an_error_behind_all_results(command, capsys, tmp_path):
+    assert command(UNSCORED, SCORED) == 1
+    said = capsys.readouterr()
+    assert [suite["suite"] for suite in json.loads(said.out)["suites"]] == ["b", "a"]
+    assert said.err == "no answer to the suite b could be scored, first q: the judge is away\n"
+
+
+def test_results_are_written_as_their_suites_end(command, tmp_path):
+    with pytest.raises(OSError, match="went away"):
+        command(SCORED, fails=True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.json", "a.parquet"]
