@@ -14,8 +14,11 @@ import titan_rl
 from titan_rl import cli
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.plugins import forget, reference_to, resolve
+from titan_rl.controller.preflight.checks import recheck_updates
+from titan_rl.controller.preflight.checks import resolve as resolve_config
 from titan_rl.controller.preflight.live_settings import Effect, effects_of
 from titan_rl.controller.preflight.setting_changes import Change, read_changes, record_changes, with_changes
+from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.records.run_directory.rundir import RunDir
 
 # what may change
@@ -58,6 +61,24 @@ def test_what_must_stay_is_one_line(key, on_data, said):
     with pytest.raises(ConfigError, match=said) as caught:
         effects_of(key, on_data=on_data)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "besides", "changed", "said"),
+    [
+        ("distillation", {"rollout": {"top_p": 0.9}}, {"top_k": 8}, r"rollout.top_p = 0.9: .* 8 likeliest words"),
+        ("distillation", {}, {"top_k": 4000}, "algorithm.top_k: 4000 tokens exceed the vocabulary"),
+        ("grpo", {"reward_model": {"path": "model"}}, {"name": "maxrl"}, "reward_model.path = 'model' gives rewards"),
+    ],
+    ids=["decoding", "roles", "reward model"],
+)
+def test_a_change_is_refused_for_what_a_start_would_be(tmp_path, name, besides, changed, said):
+    make_tiny(tmp_path / "teacher", seed=1)
+    tables = {"algorithm": {"name": name}, "teacher": {"path": str(tmp_path / "teacher")}} | besides
+    checked = resolve_config(load_config(None, tables, with_models=False))
+    again = load_config(None, tables | {"algorithm": {"name": name} | changed}, with_models=False)
+    with pytest.raises(ConfigError, match=said):
+        recheck_updates(checked, again, [f"algorithm.{key}" for key in changed])
 
 
 # rewards
