@@ -174,7 +174,8 @@ async def drive(root: Path) -> None:
             patch.delattr(type(repair), "begin_anew")
             await session.set("optimizer.lr", 5e-4)
         assert (await session.step()).loc[3, "learning_rate"] == 5e-4
-        await session.set({"rollout.temperature": 0.7, "rollout.max_staleness": 1, "rollout.prompts_per_step": 2})
+        sampling = {"temperature": 0.7, "top_k": 8, "max_staleness": 1, "prompts_per_step": 2}
+        await session.set({f"rollout.{key}": value for key, value in sampling.items()})
         os.kill(session.actors.loc["trainer rank 0", "pid"], signal.SIGKILL)
         assert set((await session.step()).loc[4:, "learning_rate"]) == {5e-4}
         assert len(session.rollouts(4)) == 2 * 4 and len(session.rollouts(3)) == 4 * 4
@@ -183,7 +184,9 @@ async def drive(root: Path) -> None:
         await session.step()
         assert "reward/half" in session.rollouts(6) and "reward/half" not in session.rollouts(5)
         kinds = session.events.query("kind == 'changed'")
-        assert kinds["step"].tolist() == [2, 3, 3, 3, 5] and kinds["key"].iloc[0] == "optimizer.lr"
+        assert kinds["step"].tolist() == [2, 3, 3, 3, 3, 5] and kinds["key"].iloc[0] == "optimizer.lr"
+        kept = session.metrics["sampled_from_mean"]
+        assert kept.loc[:3].isna().all() and kept.loc[4:].between(1, 8).all(), "from step 4 on there are sampling masks"
         agreement = session.metrics["agreement_mean"].loc[[3, 4, 6]]  # step 5 had one that was sampled before
         assert np.allclose(agreement, 1.0, atol=1e-4) and session.metrics["grad_norm"].gt(0).any(), "both sides know"
 
@@ -221,6 +224,7 @@ def test_a_change_is_a_boundary_that_is_on_record(tmp_path, capsys):
     assert running.train(root, "--resume", *given, **SETTINGS) == 0, running.output(root)
     said = running.output(root)
     assert "optimizer.lr = 0.0005, as" in said and "rollout.temperature = 0.7, as" in said
+    assert "rollout.top_k = 8, as" in said and titan_rl.connect(root).metrics.loc[7:, "sampled_from_mean"].le(8).all()
     assert set(titan_rl.connect(root).metrics.loc[7:, "learning_rate"]) == {5e-4}
 
 
