@@ -13,8 +13,8 @@ from typing import Any
 from titan_rl.config.load import ConfigError, Settings, flat, read_resolved
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.initial_policy import check_resumed
-from titan_rl.controller.loop.rollout_queue import decoding_of
 from titan_rl.controller.preflight.checks import Checked, check_model, read_config
+from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.models.families.registry import Family
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.audit import flaws, read

@@ -13,12 +13,12 @@ from itertools import islice
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batches.batching import sft_batches, step_batches
 from titan_rl.config.sections.schema import Config
-from titan_rl.controller.loop.rollout_queue import decoding_of
 from titan_rl.controller.preflight.device import tolerance_here
 from titan_rl.controller.recovery.catch_up import RecoveryBase
 from titan_rl.data.callbacks import Log, RecordEvent
 from titan_rl.data.types import Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.environments.prompts.stream import PromptStream, sft_stream
+from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.mesh.control.dispatcher import Dispatcher
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.members.trainers import Trainers
