@@ -4,6 +4,7 @@ import inspect
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from reaches import check_forms, check_page
@@ -16,8 +17,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import SamplingMaskLists
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
+from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
 
 from titan_rl.compat.reach import VLLM, DependencyChanged
 from titan_rl.compat.vllm import engine, layers, loading, parallel, sampling
@@ -58,7 +62,11 @@ FORMS = {
     "vllm.v1.core.sched.scheduler:Scheduler.return_sampling_mask": "set",
     "vllm.v1.worker.gpu.sample.sampler:Sampler.return_sampling_mask": "set",
     "vllm.v1.outputs:ModelRunnerOutput.sampling_masks": "NoneType",
+    "vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.tolists": "(self, num_sampled_tokens)",
+    "vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.counts": "_tuplegetter",
+    "vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.vocab_size": "_tuplegetter",
     "vllm.v1.outputs:SamplingMaskLists.to_nested_list": "(self)",
+    "vllm.v1.outputs:SamplingMaskLists.slice_request": "(self, req_idx, num_positions)",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sampler": "set",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": "(self, grammar_output)",
     "vllm.v1.sample.sampler:Sampler.topk_topp_sampler": "set",
@@ -126,6 +134,28 @@ def test_a_mask_has_what_is_finite_and_nothing_where_all_is():
     masks = sampling.masks_of(logprob_NV)
     supports = [sampling._arrays(masks.slice_request(place, 1))[0].tolist() for place in range(3)]
     assert supports == [[0, 2], [], [1]] == [part.tolist() for part in sampling._arrays(masks)]
+
+
+def test_a_gpus_masks_list_no_whole_vocabulary_and_keep_no_batch(monkeypatch):
+    """As a batch has them in which a greedy request, or one without truncation, stands beside others."""
+    for kind, name in ((SamplingMaskTensors, "tolists"), (SamplingMaskLists, "slice_request")):
+        monkeypatch.setattr(kind, name, getattr(kind, name))  # as they were, when the test is over
+    monkeypatch.setattr(SamplingMaskLists, "to_nested_list", SamplingMaskLists.to_nested_list)
+    scheduler, sampler = SimpleNamespace(return_sampling_mask=False), object.__new__(SamplerV2)
+    sampling.keep_masks(scheduler, SimpleNamespace(sampler=sampler))
+    assert scheduler.return_sampling_mask and sampler.return_sampling_mask
+
+    is_kept_NV = np.zeros((3, 37), bool)
+    is_kept_NV[0, [3, 5]] = is_kept_NV[1] = is_kept_NV[2, 1:] = True  # the last: more than the compact rows hold
+    counts, compact_NK = is_kept_NV.sum(1), np.full((3, 8), -1, np.int32)
+    for row, is_kept in zip(compact_NK, is_kept_NV, strict=True):
+        kept = np.flatnonzero(is_kept)[:8]
+        row[: len(kept)] = kept
+    parts = compact_NK, np.packbits(is_kept_NV, axis=1, bitorder="little"), counts.astype(np.int32)
+    lists = SamplingMaskTensors(*map(torch.from_numpy, parts), vocab_size=37).tolists(np.ones(3, np.int64))
+    slices = [lists.slice_request(place, 1) for place in range(3)]
+    assert [each.to_nested_list()[0].tolist() for each in slices] == [[3, 5], [], [*range(1, 37)]]
+    assert all(each.token_ids.base is None for each in slices) and len(lists.token_ids) == 2 + 36
 
 
 # what the counters mean

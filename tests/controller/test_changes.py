@@ -14,8 +14,11 @@ import titan_rl
 from titan_rl import cli
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.plugins import forget, reference_to, resolve
+from titan_rl.controller.preflight.checks import recheck_updates
+from titan_rl.controller.preflight.checks import resolve as resolve_config
 from titan_rl.controller.preflight.live_settings import Effect, effects_of
 from titan_rl.controller.preflight.setting_changes import Change, read_changes, record_changes, with_changes
+from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.records.run_directory.rundir import RunDir
 
 # what may change
@@ -58,6 +61,24 @@ def test_what_must_stay_is_one_line(key, on_data, said):
     with pytest.raises(ConfigError, match=said) as caught:
         effects_of(key, on_data=on_data)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "besides", "changed", "said"),
+    [
+        ("distillation", {"rollout": {"top_p": 0.9}}, {"top_k": 8}, r"rollout.top_p = 0.9: .* 8 likeliest words"),
+        ("distillation", {}, {"top_k": 4000}, "algorithm.top_k: 4000 tokens exceed the vocabulary"),
+        ("grpo", {"reward_model": {"path": "model"}}, {"name": "maxrl"}, "reward_model.path = 'model' gives rewards"),
+    ],
+    ids=["decoding", "roles", "reward model"],
+)
+def test_a_change_is_refused_for_what_a_start_would_be(tmp_path, name, besides, changed, said):
+    make_tiny(tmp_path / "teacher", seed=1)
+    tables = {"algorithm": {"name": name}, "teacher": {"path": str(tmp_path / "teacher")}} | besides
+    checked = resolve_config(load_config(None, tables, with_models=False))
+    again = load_config(None, tables | {"algorithm": {"name": name} | changed}, with_models=False)
+    with pytest.raises(ConfigError, match=said):
+        recheck_updates(checked, again, [f"algorithm.{key}" for key in changed])
 
 
 # rewards
@@ -153,7 +174,8 @@ async def drive(root: Path) -> None:
             patch.delattr(type(repair), "begin_anew")
             await session.set("optimizer.lr", 5e-4)
         assert (await session.step()).loc[3, "learning_rate"] == 5e-4
-        await session.set({"rollout.temperature": 0.7, "rollout.max_staleness": 1, "rollout.prompts_per_step": 2})
+        sampling = {"temperature": 0.7, "top_k": 8, "max_staleness": 1, "prompts_per_step": 2}
+        await session.set({f"rollout.{key}": value for key, value in sampling.items()})
         os.kill(session.actors.loc["trainer rank 0", "pid"], signal.SIGKILL)
         assert set((await session.step()).loc[4:, "learning_rate"]) == {5e-4}
         assert len(session.rollouts(4)) == 2 * 4 and len(session.rollouts(3)) == 4 * 4
@@ -162,7 +184,9 @@ async def drive(root: Path) -> None:
         await session.step()
         assert "reward/half" in session.rollouts(6) and "reward/half" not in session.rollouts(5)
         kinds = session.events.query("kind == 'changed'")
-        assert kinds["step"].tolist() == [2, 3, 3, 3, 5] and kinds["key"].iloc[0] == "optimizer.lr"
+        assert kinds["step"].tolist() == [2, 3, 3, 3, 3, 5] and kinds["key"].iloc[0] == "optimizer.lr"
+        kept = session.metrics["sampled_from_mean"]
+        assert kept.loc[:3].isna().all() and kept.loc[4:].between(1, 8).all(), "from step 4 on there are sampling masks"
         agreement = session.metrics["agreement_mean"].loc[[3, 4, 6]]  # step 5 had one that was sampled before
         assert np.allclose(agreement, 1.0, atol=1e-4) and session.metrics["grad_norm"].gt(0).any(), "both sides know"
 
@@ -200,6 +224,7 @@ def test_a_change_is_a_boundary_that_is_on_record(tmp_path, capsys):
     assert running.train(root, "--resume", *given, **SETTINGS) == 0, running.output(root)
     said = running.output(root)
     assert "optimizer.lr = 0.0005, as" in said and "rollout.temperature = 0.7, as" in said
+    assert "rollout.top_k = 8, as" in said and titan_rl.connect(root).metrics.loc[7:, "sampled_from_mean"].le(8).all()
     assert set(titan_rl.connect(root).metrics.loc[7:, "learning_rate"]) == {5e-4}
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -393,8 +394,11 @@ class FakeTrainer:
         return [StepMetrics(loss=0.25, grad_norm=1.5) for _ in batches]
 
 
-@pytest.mark.parametrize(("damaged", "trained_again"), [(None, [1, 2]), (2, [1]), (1, [])])
-def test_steps_that_can_be_had_again_are_and_the_rest_is_named(run, damaged, trained_again):
+@pytest.mark.parametrize(
+    ("damaged", "top_k", "trained_again"), [(None, 0, [1, 2]), (2, 0, [1]), (1, 0, []), (None, 4, [])]
+)
+def test_steps_that_can_be_had_again_are_and_the_rest_is_named(run, damaged, top_k, trained_again):
+    """``top_k``: set while the run goes on, after which no rollout without a sampling mask is its own."""
     run_dir, said = run(0), []
     if damaged:
         (run_dir.rollouts / f"step-{damaged:06d}.parquet").write_bytes(b"PAR1")
@@ -407,6 +411,7 @@ def test_steps_that_can_be_had_again_are_and_the_rest_is_named(run, damaged, tra
         log=said.append,
         record_event=lambda kind, **fields: None,
     )
+    checked.config.rollout = replace(checked.config.rollout, top_k=top_k)
     asyncio.run(recovery.train_recorded(trainer))
     pending = recovery.rewind(recovery.progress.step)
     assert trainer.steps == trained_again and recovery.progress.step == len(trained_again)
@@ -414,6 +419,7 @@ def test_steps_that_can_be_had_again_are_and_the_rest_is_named(run, damaged, tra
     if damaged:
         [line] = said
         assert f"step-{damaged:06d}.parquet cannot be read" in line and f"from step {damaged} on" in line
+    assert not top_k or "no sampling mask, and rollout.top_p, top_k or min_p was set" in said[0]
     ledger.close()
     metrics.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from waiting import eventually
 from titan_rl.config.sections.schema import Config, RolloutConfig
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
-from titan_rl.data.types import Group, Prompt, Rollout
+from titan_rl.data.types import Decoding, Group, Prompt, Rollout
 from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures
 from titan_rl.mesh.control.weight_sync import WeightSync
 
@@ -97,8 +98,10 @@ class Weights(WeightSync):
 class Sampler:
     def __init__(self, weights: Weights):
         self.weights, self.asked_under, self.faults = weights, [], ConsecutiveFailures()
+        self.sampling = None
 
     async def run_group(self, prompt, sampling) -> Group:
+        self.sampling = sampling
         self.asked_under.append(self.weights.live)
         arrays = np.zeros(1), np.ones(1), np.zeros(1), np.zeros(1)
         return Group(prompt.id, [Rollout(prompt.id, k, *arrays, [], "ok", reward=float(k)) for k in (0, 1)])
@@ -139,6 +142,19 @@ def test_a_run_that_goes_on_samples_nothing_under_what_its_generators_held_befor
 
     asyncio.run(go_on())
     assert sampler.asked_under == [8] * count + [5] * count
+
+
+def test_answers_are_sampled_with_the_runs_decoding_settings():
+    queue, sampler = make_queue(0)
+    queue.config.rollout = replace(queue.config.rollout, top_p=0.9, top_k=20, min_p=0.05, stop=["Q:"])
+
+    async def collect() -> None:
+        queue.restart(prompts(2), 0)
+        await send(queue, 0)
+        await queue.collect()
+
+    asyncio.run(collect())
+    assert sampler.sampling.decoding == Decoding(top_p=0.9, top_k=20, min_p=0.05, stop=("Q:",))
 
 
 def test_a_batch_that_was_ready_keeps_no_other_from_being_sampled():

@@ -5,9 +5,9 @@ import pytest
 from made_rollouts import rollout_of
 
 from titan_rl.data.storage.sampling_mask import SamplingMask
-from titan_rl.data.types import Group, Turn
+from titan_rl.data.types import Decoding, Group, Turn
 from titan_rl.records.metrics import mask_metrics
-from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, write_rollouts
+from titan_rl.records.steps.rollouts import Limits, RolloutsError, read_rollouts, write_rollouts
 
 GROUPS = [
     Group("train/0000002", [rollout_of("train/0000002", sample) for sample in range(3)]),
@@ -66,3 +66,28 @@ def test_sampling_masks_read_back_and_wrong_ones_are_refused(tmp_path):
         write_rollouts(tmp_path, 1, masked(wrong))
         with pytest.raises(RolloutsError, match=said):
             read_rollouts(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("supports", "decoding", "said"),
+    [
+        (None, Decoding(stop=("a",)), ""),
+        (None, Decoding(top_k=2), "a sample 0 has no sampling mask"),
+        (None, Decoding(min_p=0.1), "a sample 0 has no sampling mask"),
+        ([[], [], [2, 7], [3]], Decoding(top_k=2), ""),
+        ([[], [], [2, 7], [3]], Decoding(), "a sample 0 has a sampling mask, and none of"),
+        ([[], [], [2, 7], []], Decoding(top_k=2), "sampled from the whole vocabulary, and rollout.top_k = 2"),
+        ([[], [], [], []], Decoding(top_k=2, top_p=0.9), "sampled from the whole vocabulary"),
+        ([[], [], [2, 7], []], Decoding(top_p=0.9), ""),  # which may leave all
+    ],
+)
+def test_masks_are_those_of_the_decoding_settings(tmp_path, supports, decoding, said):
+    mask = None if supports is None else SamplingMask.of([np.array(each, np.int32) for each in supports], 400)
+    write_rollouts(tmp_path, 1, [Group("a", [rollout_of("a", 0, mask=mask)])])
+    limits = Limits(400, 64, decoding)
+    if not said:
+        assert len(read_rollouts(tmp_path, 1, limits)) == 1
+        return
+    with pytest.raises(RolloutsError, match=said) as caught:
+        read_rollouts(tmp_path, 1, limits)
+    assert "\n" not in str(caught.value)

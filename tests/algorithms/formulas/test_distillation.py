@@ -1,6 +1,8 @@
 """Distillation against formulas written out in numpy's float64, and the head's words against logits in full."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ from titan_rl.algorithms.base import LossInputs
 from titan_rl.algorithms.policy_gradient.distillation import Distillation, binned_divergence
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.checks import check
+from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.kernels.linear_logprob import linear_logprob
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.layers import top_tokens
+from titan_rl.models.layers.decoder import Float32Head
 
 LENGTHS = (5, 1, 3, 7, 1, 4)
 """Tokens of each sample: ragged, of one token, and the third has none that counts."""
@@ -190,3 +194,14 @@ def test_more_words_than_there_are_are_refused(tmp_path):
 def test_both_forms_pass_what_is_tried_before_a_run(tmp_path):
     for top_k in (0, 8):
         check(load_config(None, tables(tmp_path, top_k=top_k)))
+
+
+@pytest.mark.parametrize(
+    "words", [{"words_SK": torch.tensor([[1]])}, {"num_likeliest": 1}], ids=["chosen", "likeliest"]
+)
+def test_a_head_gives_no_other_words_where_some_were_left_out(words):
+    head: Any = SimpleNamespace(weight=torch.ones(16, 2))
+    masked = {"target_S": torch.tensor([0]), "mask": SamplingMask.of([np.array([0, 3])], 16)}
+    with pytest.raises(AssertionError, match="among those that a mask leaves out"):
+        Float32Head.forward(head, torch.ones(1, 2), **masked, **words)
+    assert Float32Head.forward(head, torch.ones(1, 2), **masked).shape == (2, 1)

@@ -64,7 +64,7 @@ def converse(tokenizer, task, answers: list[str], end: str, stop_reason: str = "
     said = iter(answers)
 
     async def ask(request):
-        text = next(said) + (end if stop_reason == "stop" else "")
+        text = next(said) + (end if stop_reason != "length" else "")
         tokens = np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
         return [Completion(tokens, np.zeros(len(tokens)), np.zeros(len(tokens)), stop_reason)]
 
@@ -105,6 +105,22 @@ def test_tokens_after_any_number_of_turns_are_the_templates_own(make, template, 
     rollout = converse(tokenizer, task, answers, ENDS[template])
     assert rollout.tokens.tolist() == whole(tokenizer, task, answers)
     assert len(rollout.turns) == len(answers) and rollout.status == "ok"
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA, INST], ids=["chatml", "llama", "inst"])
+@pytest.mark.parametrize("stop", ["\n", "s", "</search>", " ", "\n\n"])
+def test_an_answer_that_a_text_has_stopped_gets_the_templates_end(make, template, stop):
+    """Whatever it ends with, the template may have the same between two turns."""
+    tokenizer, task, answers = with_template(template, make), Conversation("again:", "and again:"), ["1", "3", "2"]
+    rollout = converse(tokenizer, task, answers, stop, stop_reason="stop_string")
+    turns = [tokenizer.encode(f"{answer}{stop}", add_special_tokens=False) for answer in answers]
+    replies = [encode_reply(tokenizer, said(reply), -1, is_chat=True)[0].tolist() for reply in task.replies]
+    expected = [*encode_messages(tokenizer, task.asked), *turns[0], *replies[0], *turns[1], *replies[1], *turns[2]]
+    assert rollout.tokens.tolist() == expected and rollout.status == "ok"
+    text, end = tokenizer.decode(rollout.tokens), ENDS[template]
+    assert text.count(f"{stop}{' ' * (template is INST)}{end}") == 2
+    if template is CHATML:  # the others write no such spaces, or more
+        assert text + end == tokenizer.decode(whole(tokenizer, task, [f"{answer}{stop}" for answer in answers]))
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA], ids=["chatml", "llama"])

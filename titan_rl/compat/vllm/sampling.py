@@ -1,7 +1,7 @@
 """vLLM's sampler: the tokens that each token was sampled from, and texts that end an answer.
 
-Model Runner V2, which vLLM has for GPUs, returns such masks itself. On a CPU they are read off the processed
-log-probabilities, where what was cut away is -inf.
+Model Runner V2, which vLLM has for GPUs, returns such masks itself, of every request in the batch; those of the whole
+vocabulary are dropped. On a CPU they are read off the processed log-probabilities, where what was cut away is -inf.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.outputs import ModelRunnerOutput, SamplingMaskLists
+from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -21,7 +22,11 @@ REACHES = (
     Reach("vllm.v1.core.sched.scheduler:Scheduler.return_sampling_mask", "hand on what each token was sampled from"),
     Reach("vllm.v1.worker.gpu.sample.sampler:Sampler.return_sampling_mask", "have a GPU's sampler return it"),
     Reach("vllm.v1.outputs:ModelRunnerOutput.sampling_masks", "return what each token was sampled from on a CPU"),
+    Reach("vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.tolists", "list no whole vocabulary"),
+    Reach("vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.counts", "list no whole vocabulary"),
+    Reach("vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.vocab_size", "list no whole vocabulary"),
     Reach("vllm.v1.outputs:SamplingMaskLists.to_nested_list", "keep it as arrays"),
+    Reach("vllm.v1.outputs:SamplingMaskLists.slice_request", "keep a request's part, not the batch's"),
     Reach("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sampler", "find the sampler"),
     Reach("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens", "return masks with a CPU's tokens"),
     Reach(f"{_SAMPLER}.sampler:Sampler.topk_topp_sampler", "read off what a CPU's sampler has cut away"),
@@ -29,6 +34,7 @@ REACHES = (
     Reach("vllm.v1.engine.output_processor:OutputProcessor.tokenizer", "find texts that end an answer"),
 )
 VLLM.require(REACHES)
+_LISTS_OF_ALL, _PART_OF = SamplingMaskTensors.tolists, SamplingMaskLists.slice_request
 
 
 def keep_masks(scheduler: Scheduler, runner: Any) -> None:
@@ -40,13 +46,27 @@ def keep_masks(scheduler: Scheduler, runner: Any) -> None:
     if scheduler.return_sampling_mask:
         return
     if isinstance(runner.sampler, SamplerV2):
+        SamplingMaskTensors.tolists = _lists
         runner.sampler.return_sampling_mask = True
     elif runner.device.type == "cpu":
         _CpuMasks(runner)
     else:
         raise RuntimeError("vLLM returns no sampling masks with VLLM_USE_V2_MODEL_RUNNER=0 on a GPU: unset that")
     SamplingMaskLists.to_nested_list = _arrays  # pyright: ignore[reportAttributeAccessIssue]  # lists take ten times it
+    SamplingMaskLists.slice_request = _part
     scheduler.return_sampling_mask = True
+
+
+def _lists(masks: SamplingMaskTensors, num_sampled: np.ndarray | None = None) -> SamplingMaskLists:
+    """Ids that each token was sampled from; none for all, as of a greedy request: vLLM would list every one of them."""
+    counts = masks.counts.where(masks.counts < masks.vocab_size, 0)
+    return _LISTS_OF_ALL(masks._replace(counts=counts), num_sampled)
+
+
+def _part(masks: SamplingMaskLists, request: int, num_positions: int) -> SamplingMaskLists:
+    """One request's masks. vLLM's own is a view, which keeps the ids of the whole batch until the request ends."""
+    part = _PART_OF(masks, request, num_positions)
+    return part._replace(token_ids=part.token_ids.copy())
 
 
 def _arrays(masks: SamplingMaskLists) -> list[np.ndarray]:

@@ -11,9 +11,11 @@ import getpass
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
+from functools import partial
 from typing import Any
 
 from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, flat, with_overrides, written
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.checks import Checked, check, recheck_updates
@@ -38,11 +40,9 @@ async def change(session: Session, overrides: dict[str, dict[str, Any]]) -> list
         return []
     of_updates = effects == {Effect.UPDATES}
     # what an earlier setting does nothing for now may stay: it cannot always change, too
-    if of_updates:
-        checked = recheck_updates(session.checked, config, keys)
-    else:
-        checked = await asyncio.to_thread(check, config, keys)
-    _check_roles(session.checked.algorithm, checked.algorithm, keys[0])
+    _check_roles(session.checked, config, keys[0])
+    again = partial(recheck_updates, session.checked) if of_updates else check
+    checked = await asyncio.to_thread(again, config, keys)
     if of_updates and not _are_in_the_updates(session.checked.algorithm, checked.algorithm):
         effects = frozenset({Effect.TRAINER})
     start = time.perf_counter()
@@ -72,8 +72,10 @@ def _are_in_the_updates(before: Algorithm, after: Algorithm) -> bool:
     return before.settings == after.settings or (before.needs == after.needs and not has_roles)
 
 
-def _check_roles(before: Algorithm, after: Algorithm, key: str) -> None:
+def _check_roles(checked: Checked, config: Config, key: str) -> None:
     """Errors: ConfigError if other models would have to be there."""
+    before = checked.algorithm
+    after = make_algorithm(config.algorithm, config.run.plugin_path, on_data=checked.dataset is not None)
     for role in _ROLES:
         if (needed := getattr(after.needs, role)) != getattr(before.needs, role):
             verb = "needs" if needed else "has no use for"

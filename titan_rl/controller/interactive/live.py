@@ -21,13 +21,13 @@ from titan_rl.controller.interactive.custom_step import CustomStep, OrderError
 from titan_rl.controller.interactive.run_view import RunView, actor_table
 from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.loop.interface import HeldOut
-from titan_rl.controller.loop.rollout_queue import decoding_of
 from titan_rl.controller.recovery.checkpointing import SaveError
 from titan_rl.controller.session import Session, one_line
 from titan_rl.data.rows.row_messages import messages
 from titan_rl.data.text.tokenizer import read_answer, set_text, settings_of
 from titan_rl.data.text.turns import encode_messages
 from titan_rl.data.types import Batch, Group, Message, Request
+from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.records.statistics import Proportion
 from titan_rl.trainer.roles.names import LEARNED

@@ -15,10 +15,11 @@ from typing import Protocol
 
 from titan_rl.algorithms.batches.batching import discard_reason, sample_outcomes
 from titan_rl.algorithms.batches.filters import Selection
-from titan_rl.config.sections.schema import Config, RolloutConfig
+from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.admission import Admission
-from titan_rl.data.types import Decoding, Group, Prompt, Sampling, Status
+from titan_rl.data.types import Group, Prompt, Sampling, Status
 from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.mesh.control.dispatcher import POISON, Dispatcher
 from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures
 from titan_rl.mesh.control.weight_sync import WeightSync
@@ -261,11 +262,6 @@ async def sampled(
             await asyncio.sleep(_PAUSE_SECONDS * 2**attempt * faults.patience)
         attempt += 1
         on_retry(prompt.id)
-
-
-def decoding_of(rollout: RolloutConfig) -> Decoding:
-    """Decoding settings of a run's training answers."""
-    return Decoding(rollout.top_p, rollout.top_k, rollout.min_p, tuple(rollout.stop))
 
 
 def _only_failure(group: Group, status: Status) -> str:

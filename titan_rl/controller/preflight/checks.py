@@ -125,13 +125,14 @@ def resolve(config: Config, num_held_out: int = 0, *, on_cpu: bool | None = None
 def recheck_updates(checked: Checked, config: Config, keys: Collection[str]) -> Checked:
     """With other settings of optimizer, schedule and algorithm, all else being as it was checked.
 
-    ``keys``: as to ``check``. Errors: ConfigError."""
+    ``keys``: as to ``check``. Errors: ConfigError for what ``check`` would refuse."""
     config = for_device(config, on_cpu=is_on_cpu(config))
     algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=bool(config.data.file))
     again = replace(checked, config=config, titan=build_titan(config), algorithm=algorithm)
     check_read(config, algorithm, again.titan, checked.task, keys)
-    check_together(config, again.titan)
-    check_algorithm(algorithm, f"algorithm.name = {config.algorithm.name!r}")
+    for each in CHECKS:
+        if each.of_updates and each.applies(config):
+            each.run(again)
     return again
 
 
@@ -386,6 +387,8 @@ class Check:
     applies: Callable[[Config], bool] = lambda config: True
     asks_others: bool = False
     """Whether it sends to a server: only where nothing else was found."""
+    of_updates: bool = False
+    """Whether it depends on settings of optimizer, schedule or algorithm, which may change while a run goes on."""
 
 
 def _check_algorithm(checked: Checked) -> None:
@@ -434,13 +437,13 @@ def _has_generators(config: Config) -> bool:
 
 
 CHECKS = (
-    Check("settings together", lambda c: check_together(c.config, c.titan)),
-    Check("algorithm", _check_algorithm),
+    Check("settings together", lambda c: check_together(c.config, c.titan), of_updates=True),
+    Check("algorithm", _check_algorithm, of_updates=True),
     Check("model", lambda c: check_model(c.config, c.family)),
-    Check("adapted head", _check_adapted_head),
-    Check("decoding", _check_decoding, needs="model", applies=_samples),
-    Check("roles", lambda c: check_roles(c.config, c.algorithm, c.family)),
-    Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family)),
+    Check("adapted head", _check_adapted_head, of_updates=True),
+    Check("decoding", _check_decoding, needs="model", applies=_samples, of_updates=True),
+    Check("roles", lambda c: check_roles(c.config, c.algorithm, c.family), of_updates=True),
+    Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family), of_updates=True),
     Check("judges", lambda c: check_judges(c.scored_tasks, c.config.verifier.score_timeout)),
     Check("transport", lambda c: check_transport(c.config)),
     Check("placement", lambda c: check_placement(c.config)),

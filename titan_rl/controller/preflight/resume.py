@@ -14,6 +14,7 @@ from titan_rl.config.load import ConfigError, Settings, flat, read_resolved
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.initial_policy import check_resumed
 from titan_rl.controller.preflight.checks import Checked, check_model, read_config
+from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.models.families.registry import Family
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.audit import flaws, read
@@ -153,9 +154,9 @@ def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) 
 
 
 def limits_of(checked: Checked) -> Limits:
-    """Limits of recorded rollouts: vocabulary and row length."""
+    """Limits of recorded rollouts: vocabulary, row length and decoding settings."""
     hf = read_config(checked)
-    return Limits(hf.vocab_size, checked.titan.training.seq_len)
+    return Limits(hf.vocab_size, checked.titan.training.seq_len, decoding_of(checked.config.rollout))
 
 
 def check_own_models(run_dir: RunDir, config: Config, family: Family | None) -> None:

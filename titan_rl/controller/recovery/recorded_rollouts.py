@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 from titan_rl.algorithms.base import Algorithm
@@ -17,6 +18,7 @@ from titan_rl.controller.recovery.catch_up import RecoveryBase
 from titan_rl.data.callbacks import Log, RecordEvent
 from titan_rl.data.types import Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.environments.prompts.stream import PromptStream, sft_stream
+from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.mesh.control.dispatcher import Dispatcher
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.members.trainers import Trainers
@@ -48,7 +50,7 @@ class Recovery(RecoveryBase):
         log: Log,
         record_event: RecordEvent,
     ):
-        """``limits``: of what a recorded rollout may be."""
+        """``limits``: of what a recorded rollout may be, under the decoding settings at the start."""
         super().__init__(folder, progress, log)
         self.config, self.algorithm, self.layout, self.limits = config, algorithm, layout, limits
         self.run_dir, self.stream, self.ledger = run_dir, stream, ledger
@@ -92,8 +94,9 @@ class Recovery(RecoveryBase):
                 return
 
     async def _batches(self, step: int) -> tuple[list[Group], list[Batch]]:
-        """A recorded step's groups, and its batches."""
-        groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, step, self.limits)
+        """A recorded step's groups, and its batches. Decoding settings may be others by now."""
+        limits = replace(self.limits, decoding=decoding_of(self.config.rollout))
+        groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, step, limits)
         return groups, step_batches(groups, self.algorithm, self.config, self.layout)
 
     async def _train_again(self, trainer: TrainerMesh, step: int, recorded: dict[str, float] | None) -> None:

@@ -172,10 +172,14 @@ def encode_reply(
 def _after_end(tokenizer: Tokenizer, tokens: np.ndarray, is_reply: np.ndarray, last_token: int) -> int:
     """Where to go on if the model has itself written the template's end of a turn; else 0.
 
-    A template may end its last answer with another token than those before: then that has the place of the other.
+    A template may end its last answer with another token than those before: then that has the place of the other. An
+    answer that a text has stopped ends with any token, which the template may have between two turns, too.
     """
+    control = control_tokens(tokenizer)
+    if last_token not in control and last_token != tokenizer.eos_token_id:
+        return 0
     before = tokens[: (int(np.argmax(is_reply)) if is_reply.any() else len(tokens)) or len(tokens)]
     ends = np.flatnonzero(before == last_token)
     if not len(ends) and last_token == end_of_answer(tokenizer):
-        ends = np.flatnonzero(np.isin(before, list(control_tokens(tokenizer))))
+        ends = np.flatnonzero(np.isin(before, list(control)))
     return int(ends[0]) + 1 if len(ends) else 0

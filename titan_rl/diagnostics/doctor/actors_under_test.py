@@ -19,7 +19,6 @@ import pandas as pd
 from titan_rl.algorithms.batches.batching import step_batches
 from titan_rl.controller.initial_policy import base_model
 from titan_rl.controller.interactive.trainer import token_table
-from titan_rl.controller.loop.rollout_queue import decoding_of
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.controller.wiring import Actors
 from titan_rl.data.batches.packing import pack, token_weights
@@ -41,6 +40,7 @@ from titan_rl.data.types import (
 from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.findings import CheckFailed
 from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints, VerifierEndpoints
 from titan_rl.mesh.meshes import ALL_PARTS
 from titan_rl.mesh.supervision.actor_process import ActorProcess

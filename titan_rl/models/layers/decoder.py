@@ -31,8 +31,9 @@ class Float32Head(Linear):
 
     With targets, it returns their log-probabilities and the entropies, [2, S] in fp32, from logits in tiles; below
     them, if they are asked for, the log-probabilities of ``words_SK`` [K, S], or the ``num_likeliest`` words (as
-    numbers, exact up to 2^24) and their log-probabilities [2K, S]. With a mask, of the distributions that it leaves.
-    This is done here since FSDP gathers a module's weight only for the module's own forward.
+    numbers, exact up to 2^24) and their log-probabilities [2K, S]. With a mask, of the distributions that it leaves,
+    and then without any such words, some of which it may leave out. This is done here since FSDP gathers a module's
+    weight only for the module's own forward.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -55,6 +56,8 @@ class Float32Head(Linear):
     ) -> torch.Tensor:
         if target_S is None:
             return F.linear(input.float(), self.weight.float())
+        has_words = words_SK is not None or num_likeliest > 0
+        assert mask is None or not has_words, "words besides the targets may be among those that a mask leaves out"
         weight = self.weight
         spread: dict[str, Any] = {}
         if isinstance(weight, DTensor):  # sharded over tensor-parallel ranks as torch.chunk splits

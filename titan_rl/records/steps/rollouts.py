@@ -13,7 +13,7 @@ from titan_rl.config.io.bounded_files import RefusedFile
 from titan_rl.data.storage.files import replacing, wanting
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.storage.tables import check_table
-from titan_rl.data.types import Group, Provenance, Rollout, Status, ToolCall, Turn, is_model
+from titan_rl.data.types import Decoding, Group, Provenance, Rollout, Status, ToolCall, Turn, is_model
 from titan_rl.records.steps.step_names import step_name, steps_of
 
 _CALL = {"name": pa.string(), "arguments": pa.string(), "status": pa.string(), "seconds": pa.float64()}
@@ -130,11 +130,13 @@ class RolloutsError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a model and its rows."""
+    """Limits of a model, its rows and its decoding settings."""
 
     vocabulary: int
     length: int
     """Tokens of a rollout."""
+    decoding: Decoding
+    """What the tokens were sampled with."""
 
 
 def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list[Group]:
@@ -222,6 +224,8 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
         raise ValueError(f"{name} has a status or a provenance that there is not")
     _check_branches(name, rollout)
     _check_mask(name, rollout, limits)
+    if limits is not None:
+        _check_truncation(name, rollout, limits.decoding)
     if len(rollout.turn_rewards) not in (0, len(rollout.turns)):
         raise ValueError(f"{name} has {len(rollout.turn_rewards)} rewards of turns and {len(rollout.turns)} turns")
     if not all(0 <= turn.start <= turn.stop <= length for turn in rollout.turns):
@@ -246,6 +250,17 @@ def _check_mask(name: str, rollout: Rollout, limits: Limits | None) -> None:
         raise ValueError(f"{name}: {error}") from None
     if (place := mask.first_without(rollout.tokens, np.flatnonzero(is_model(rollout.provenance)))) is not None:
         raise ValueError(f"{name} has a sampling mask that leaves token {place} itself out")
+
+
+def _check_truncation(name: str, rollout: Rollout, decoding: Decoding) -> None:
+    """Errors: ValueError for other distributions than the settings leave."""
+    mask, wrote = rollout.mask, np.flatnonzero(is_model(rollout.provenance))
+    if mask is None and decoding.truncates and len(wrote):
+        raise ValueError(f"{name} has no sampling mask, and rollout.top_p, top_k or min_p was set")
+    if mask is not None and not decoding.truncates:
+        raise ValueError(f"{name} has a sampling mask, and none of rollout.top_p, top_k and min_p was set")
+    if mask is not None and decoding.top_k and not mask.lengths[wrote].all():  # the others may leave all
+        raise ValueError(f"{name} has a token sampled from the whole vocabulary, and rollout.top_k = {decoding.top_k}")
 
 
 def _check_branches(name: str, rollout: Rollout) -> None:

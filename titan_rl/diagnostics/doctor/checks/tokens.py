@@ -3,7 +3,6 @@
 import numpy as np
 
 from titan_rl.config.model_directory.directory import stop_token_ids
-from titan_rl.controller.loop.rollout_queue import decoding_of
 from titan_rl.controller.preflight.checks import tokenizer_of
 from titan_rl.data.types import Batch, Decoding, Group, Provenance, Rollout, is_model
 from titan_rl.diagnostics.doctor import actor_queries as probes
@@ -11,6 +10,7 @@ from titan_rl.diagnostics.doctor.actors_under_test import sample_of
 from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.probes.agreement import compare
+from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.environments.rollout.group import encode_prompt
 
 _END_SEEDS, _END_TOKENS = 48, 64
