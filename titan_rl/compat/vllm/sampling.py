@@ -57,15 +57,15 @@ def keep_masks(scheduler: Scheduler, runner: Any) -> None:
     scheduler.return_sampling_mask = True
 
 
-def _lists(masks: SamplingMaskTensors, num_sampled: np.ndarray | None = None) -> SamplingMaskLists:
+def _lists(self: SamplingMaskTensors, num_sampled_tokens: np.ndarray | None = None) -> SamplingMaskLists:
     """Ids that each token was sampled from; none for all, as of a greedy request: vLLM would list every one of them."""
-    counts = masks.counts.where(masks.counts < masks.vocab_size, 0)
-    return _LISTS_OF_ALL(masks._replace(counts=counts), num_sampled)
+    counts = self.counts.where(self.counts < self.vocab_size, 0)
+    return _LISTS_OF_ALL(self._replace(counts=counts), num_sampled_tokens)
 
 
-def _part(masks: SamplingMaskLists, request: int, num_positions: int) -> SamplingMaskLists:
+def _part(self: SamplingMaskLists, req_idx: int, num_positions: int) -> SamplingMaskLists:
     """One request's masks. vLLM's own is a view, which keeps the ids of the whole batch until the request ends."""
-    part = _PART_OF(masks, request, num_positions)
+    part = _PART_OF(self, req_idx, num_positions)
     return part._replace(token_ids=part.token_ids.copy())
 
 
