@@ -46,7 +46,7 @@ def test_a_command_that_is_told_to_end_leaves_no_folder(tmp_path, number, how):
     with subprocess.Popen(command, env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}, **piped) as process:
         assert process.stdout.readline() == "waits\n" and list(tmp_path.iterdir())
         process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, err, list(tmp_path.iterdir())) == (EXIT_STOPPED, "titan-rl: stopped\n", [])
 
 

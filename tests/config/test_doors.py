@@ -47,7 +47,7 @@ def test_the_default_is_this_machine():
 def test_a_launcher_is_an_object_or_its_class(folder, name):
     launcher = make_launcher(f"my_doors:{name}", [folder])
     with open("/dev/null", "w") as output:
-        assert launcher.launch(["true"], environment={"PATH": "/usr/bin:/bin"}, output=output).wait(10) == 0
+        assert launcher.launch(["true"], environment={"PATH": "/usr/bin:/bin"}, output=output).wait(60) == 0
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_a_batch_of_bad_numbers_gives_all_its_places_back(tmp_path):
         assert len(batch.groups) < 4
         queue.settle([], batch.groups, 1)
         queue.give_back_batch()
-        return await asyncio.wait_for(train(queue, 1, 3), 10)
+        return await asyncio.wait_for(train(queue, 1, 3), 60)
 
     ledger = Ledger(tmp_path / "ledger.db")
     assert len(asyncio.run(lose_one())) == 3

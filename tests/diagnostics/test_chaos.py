@@ -153,7 +153,7 @@ def test_processes_of_a_run_are_found_by_their_marks(tmp_path):
     stranger = subprocess.Popen(sleep, env={"TITAN_RL_MESH": "b"})
     members = Members(tmp_path)
     try:
-        deadline = time.monotonic() + 10  # until all have their own environment
+        deadline = time.monotonic() + 60  # until all have their own environment
         while sorted(members.pids()) != sorted([member.pid, scorer.pid]) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert sorted(members.pids()) == sorted([member.pid, scorer.pid])
@@ -161,7 +161,7 @@ def test_processes_of_a_run_are_found_by_their_marks(tmp_path):
         member.wait()
         assert members.pids() == [scorer.pid], "its mark is known"
         members.kill()
-        assert scorer.wait(10) == -signal.SIGKILL and members.pids() == [] and stranger.poll() is None
+        assert scorer.wait(60) == -signal.SIGKILL and members.pids() == [] and stranger.poll() is None
     finally:
         for process in (member, scorer, stranger):
             process.kill()

@@ -168,7 +168,7 @@ def test_a_kernel_that_is_killed_leaves_a_run_that_goes_on(tmp_path):
     for number in range(NUM_KILLS):
         has_actors = number % 2 == 0  # the others: anywhere, also while it starts
         pids = asyncio.run(launch_and_kill(root, moments.uniform(0, 30), has_actors))
-        assert running.gone(pids, timeout=10)
+        assert running.gone(pids, timeout=30)
         assert len(pids) > NUM_OTHERS or not has_actors
     assert running.train(root, "--resume", training__steps=running.STEPS) == 0, running.output(root)[-3000:]
     summary = json.loads((root / "summary.json").read_text())

@@ -108,7 +108,7 @@ class Tour:
         os.kill(max(children), signal.SIGSTOP)
         self.process.kill()
         self.process.wait()
-        assert running.gone(children, timeout=5), "no orphan stays"
+        assert running.gone(children, timeout=30), "no orphan stays"
         assert len(folders) == 2 and not any(folder.exists() for folder in folders)
 
 
@@ -215,7 +215,7 @@ def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path):
         os.kill(max(children), signal.SIGSTOP)  # which cannot end by itself
         process.kill()
         process.wait()
-        assert running.gone(children, timeout=5), "no orphan stays"
+        assert running.gone(children, timeout=30), "no orphan stays"
         assert len(folders) == 2 and not any(folder.exists() for folder in folders)
         process = running.start(root, "--resume", **settings)
         resumed = wait_for_resumed(root, number)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def eventually(condition: Callable[[], object], what: str, seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     """Return once ``condition()`` is true. Errors: AssertionError that names ``what``."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds

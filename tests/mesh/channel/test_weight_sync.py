@@ -149,7 +149,7 @@ def test_a_replica_that_fails_an_update_is_replaced(model, tmp_path):
             first = meshes.generators.replicas[1]
             statistics = await meshes.weights.announce(1)
             assert len(statistics) == 1 and meshes.generators.router.healthy == [0]
-            await asyncio.wait_for(first.ranks[0].died, 10)
+            await asyncio.wait_for(first.ranks[0].died, 60)
             assert "generator 1 failed weights version 1" in said[0] and "checksum" in said[0]
             flip_a_byte_that_only_one_replica_reads(meshes, replica=1, version=1)  # back again
             router = meshes.generators.router

@@ -129,7 +129,7 @@ def local(scheme: str) -> tuple:
 async def answering(reception: ClaimListener, *answers) -> None:
     """One caller after the other gets these: an address, or a reason and whether it is over."""
     for answer in answers:
-        caller = await asyncio.to_thread(reception.callers.get, timeout=10)
+        caller = await asyncio.to_thread(reception.callers.get, timeout=60)
         assert caller.claim == FIRST
         if isinstance(answer, str):
             caller.give(answer)

@@ -135,7 +135,7 @@ def _lose_controller(run: host_runs.OverHosts) -> None:
     before = {name: host_runs.of_runs(run.cluster, name) for name in HOSTS}
     off = time.monotonic()
     run.cluster.off("ctl")
-    run.controller.wait(10)
+    run.controller.wait(60)
     step = max(host_runs.losses(run.root))
     run.begin("other", "--resume", training__steps=5000, **SETTINGS, **PLACED)
     run.wait_for_step(step + 1)

@@ -103,7 +103,7 @@ class Pods:
         for pid in self.cluster.processes(host):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.started[host][-1].wait(10)
+        self.started[host][-1].wait(60)
 
     def steps(self) -> set[int]:
         if not (self.root / "metrics.jsonl").exists():

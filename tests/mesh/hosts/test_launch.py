@@ -105,7 +105,7 @@ def test_a_job_that_has_ended_is_a_host_less(slurm, tmp_path, state):
         await asyncio.sleep(0.2)
         assert not watching.done()
         slurm.set(41, state, "node41")
-        return await asyncio.wait_for(watching, 10)
+        return await asyncio.wait_for(watching, 60)
 
     assert f"job 41 is {state}" in asyncio.run(run())
 
@@ -129,7 +129,7 @@ def test_one_that_ends_before_it_listens_is_not_waited_for(slurm, tmp_path, monk
     monkeypatch.setattr("titan_rl.mesh.launch.slurm.launcher.until_it_listens", never)
     launcher = make_host_launcher(slurm_settings(tmp_path), [])
     with pytest.raises(HostUnavailable, match="41 is FAILED"):
-        asyncio.run(asyncio.wait_for(launcher.start(HostOrder(0, 0)), 20))
+        asyncio.run(asyncio.wait_for(launcher.start(HostOrder(0, 0)), 60))
 
 
 def test_jobs_of_an_earlier_controller_are_cancelled_first_and_its_own_at_the_end(slurm, tmp_path):

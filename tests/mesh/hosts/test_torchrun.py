@@ -258,13 +258,13 @@ def test_a_rank_is_a_host_for_as_long_as_rank_0_lives(job, rank_1, controller, t
     time.sleep(0.2)
     assert rank_1.poll() is None  # the run is being saved
     controller.kill()
-    assert rank_1.wait(10) == 0
+    assert rank_1.wait(60) == 0
 
 
 def test_a_rank_ends_with_a_rank_0_that_wants_nothing_of_it(job, rank_1, controller):
     wait_for(job / "attempt_0" / "titan_rl_rank_1.json")
     controller.kill()
-    assert rank_1.wait(10) == 0
+    assert rank_1.wait(60) == 0
 
 
 def test_a_rank_that_does_not_come_is_told(job, monkeypatch):

@@ -33,7 +33,7 @@ def serving(app: web.Application):
 
     thread = threading.Thread(target=asyncio.run, args=[serve()], daemon=True)
     thread.start()
-    assert up.wait(10)
+    assert up.wait(60)
     [(port, loop, over)] = started
     try:
         yield port

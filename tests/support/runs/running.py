@@ -124,7 +124,7 @@ def wait_for_step(root: Path, step: int, timeout: float = 240) -> None:
     raise AssertionError(f"step {step} was not reached: {output(root)[-2000:]}")
 
 
-def gone(pids: set[int], timeout: float = 10) -> bool:
+def gone(pids: set[int], timeout: float = 30) -> bool:
     deadline = time.monotonic() + timeout
     while any(os.path.exists(f"/proc/{pid}") for pid in pids):
         if time.monotonic() > deadline:
