@@ -235,7 +235,7 @@ def test_a_run_on_weighted_files_goes_on_and_is_replayed_as_one_on_data(on_data)
         resuming._check_drawn(on_data, resuming.read_settings(on_data.config), MADE)
 
 
-@pytest.mark.parametrize("columns", ['{ completion = "second" }', '{ answer = "second", completion = "completion" }'])
+@pytest.mark.parametrize("columns", ['{ completion = "second" }', '{ prompt = "prompt", completion = "second" }'])
 def test_other_columns_are_other_rows(on_data, columns):
     with pytest.raises(ConfigError, match=r"data.columns.\w+ = .* is not what .* was begun with, not set"):
         check_data(on_data, data__columns=columns)
