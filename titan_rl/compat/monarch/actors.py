@@ -69,7 +69,7 @@ def meshes_behind(failure: MeshFailure) -> tuple[str, ...]:
     """Names of the actors and processes that a failure without a mesh of its own is about.
 
     Monarch counts as a fault of this process a message to an actor that has stopped, whose call fails of itself, and
-    a mesh that does not tell within 30 s that it stopped, whose processes its owner has killed by then."""
+    a mesh that does not say within 30 s that it has stopped, whose processes its owner has killed by then."""
     found = [form.search(failure.report()) for form in (_RECIPIENT, _CONTROLLED)]
     return tuple(name for match in found if match for name in match.groups())
 

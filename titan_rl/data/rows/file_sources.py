@@ -34,10 +34,6 @@ class Source:
     commit: str = ""
     """Of the Hub."""
 
-    @property
-    def is_directory(self) -> bool:
-        return self.paths[0].is_dir()
-
 
 def locate_sources(setting: str, files: Any, folders: Sequence[str]) -> list[Source]:
     """Sources that a ``file`` setting names, in its order.
