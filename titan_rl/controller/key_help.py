@@ -24,6 +24,9 @@ from titan_rl.environments.tasks.gymnasium_task import GymnasiumOptions
 from titan_rl.environments.tasks.suites.base import SuiteOptions
 from titan_rl.environments.tasks.suites.gsm8k import GSM8KOptions
 from titan_rl.environments.tasks.suites.programs import ProgramOptions
+from titan_rl.environments.tasks.text.alphabet_sort import AlphabetSortOptions
+from titan_rl.environments.tasks.text.reverse_text import ReverseTextOptions
+from titan_rl.environments.tasks.text.wordle import WordleOptions
 from titan_rl.environments.tasks.treasure_hunt import TreasureOptions
 from titan_rl.trainer.titan_config import titan_keys
 
@@ -35,6 +38,9 @@ _OPTIONS = {
     "code": CodeOptions,
     "calculator": CalculatorOptions,
     "treasure": TreasureOptions,
+    "alphabet_sort": AlphabetSortOptions,
+    "reverse_text": ReverseTextOptions,
+    "wordle": WordleOptions,
     "gymnasium": GymnasiumOptions,
     "openenv": OpenEnvOptions,
     "nemo_gym": NemoGymOptions,

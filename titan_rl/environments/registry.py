@@ -9,7 +9,7 @@ from functools import partial
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.sections.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS, TaskConfig
+from titan_rl.config.sections.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS, TASKS_OF_OURS, TaskConfig
 from titan_rl.config.sections.suites import PRESETS
 from titan_rl.environments.interfaces.task import Task, correct
 from titan_rl.environments.prompts.jsonl_task import RowsTask
@@ -24,13 +24,23 @@ from titan_rl.environments.tasks.suites.ifeval import IFEvalTask
 from titan_rl.environments.tasks.suites.multiple_choice import MultipleChoiceTask
 from titan_rl.environments.tasks.suites.problems import ProblemsTask
 from titan_rl.environments.tasks.suites.programs import HumanEvalTask, MBPPTask
+from titan_rl.environments.tasks.text.alphabet_sort import AlphabetSortTask
+from titan_rl.environments.tasks.text.reverse_text import ReverseTextTask
+from titan_rl.environments.tasks.text.wordle import WordleTask
 from titan_rl.environments.tasks.treasure_hunt import TreasureTask
 from titan_rl.environments.tasks.user_task import user_task
 
 __all__ = ["BUILT_IN", "Task", "correct", "make_part", "make_task"]
 
-BUILT_IN = {"calculator": CalculatorTask, "treasure": TreasureTask}
+BUILT_IN = {
+    "calculator": CalculatorTask,
+    "treasure": TreasureTask,
+    "alphabet_sort": AlphabetSortTask,
+    "reverse_text": ReverseTextTask,
+    "wordle": WordleTask,
+}
 """Tasks of our own, by name; all other plain names are reasoning-gym's."""
+assert set(BUILT_IN) == set(TASKS_OF_OURS), "the configuration knows them by name"
 _OF_FILES = {
     "jsonl": RowsTask,
     "code": CodeTask,
