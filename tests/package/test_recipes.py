@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from chat_models import make_chat_model
 from made_run import made_run
-from recipe_runs import OWN, RECIPES, VARIANTS, replaced, small
+from recipe_runs import OWN, RECIPES, VARIANTS, replaced
 from tree import TREE
 
 from titan_rl.cli import main
@@ -74,13 +74,9 @@ def chat_model(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "variant"), OWN)
-@pytest.mark.parametrize("changes", [replaced, small])
-def test_it_passes_every_check_with_another_model_and_rows_in_its_data_s_schema(
-    name, variant, changes, chat_model, tmp_path
-):
-    """``small`` is what the runs of three steps take (runs/test_recipe_runs.py)."""
+def test_it_passes_every_check_with_another_model_and_rows_in_its_data_s_schema(name, variant, chat_model, tmp_path):
     recipe = RECIPES[name]
-    overrides = changes(name, variant, chat_model, tmp_path)
+    overrides = replaced(name, variant, chat_model, tmp_path)
     checked = check(load_config(recipe.toml(recipe.variant(variant)), overrides))
     assert checked.held_out and checked.task.messages(checked.held_out[0])
 

@@ -21,6 +21,7 @@ from titan_rl.environments.servers.openenv import OpenEnvOptions
 from titan_rl.environments.tasks.calculator import CalculatorOptions
 from titan_rl.environments.tasks.code_task import CodeOptions
 from titan_rl.environments.tasks.gymnasium_task import GymnasiumOptions
+from titan_rl.environments.tasks.search.search_task import SearchOptions
 from titan_rl.environments.tasks.suites.base import SuiteOptions
 from titan_rl.environments.tasks.suites.gsm8k import GSM8KOptions
 from titan_rl.environments.tasks.suites.programs import ProgramOptions
@@ -36,6 +37,7 @@ _NEEDED = "needed"
 _OPTIONS = {
     "jsonl, math": RowsOptions,
     "code": CodeOptions,
+    "search": SearchOptions,
     "calculator": CalculatorOptions,
     "treasure": TreasureOptions,
     "alphabet_sort": AlphabetSortOptions,

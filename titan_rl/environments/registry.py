@@ -19,6 +19,7 @@ from titan_rl.environments.tasks.calculator import CalculatorTask
 from titan_rl.environments.tasks.code_task import CodeTask
 from titan_rl.environments.tasks.math_task import MathTask
 from titan_rl.environments.tasks.mixture import MixtureTask
+from titan_rl.environments.tasks.search.search_task import SearchTask
 from titan_rl.environments.tasks.suites.gsm8k import GSM8KTask
 from titan_rl.environments.tasks.suites.ifeval import IFEvalTask
 from titan_rl.environments.tasks.suites.multiple_choice import MultipleChoiceTask
@@ -45,6 +46,7 @@ _OF_FILES = {
     "jsonl": RowsTask,
     "code": CodeTask,
     "math": MathTask,
+    "search": SearchTask,
     "gsm8k": GSM8KTask,
     "math500": ProblemsTask,
     "aime": ProblemsTask,
@@ -126,6 +128,7 @@ _DESCRIBED = (
     "jsonl  (rows of a file of your own: task.options.file)",
     "code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)",
     "math  (rows of your own, whose answers are mathematics: what equals the expected one is right)",
+    "search  (questions of your own, and a tool that searches a corpus of your own: task.options.file, corpus)",
     *(f"{name}  (rows as {preset.data_set} has them: task.options.file)" for name, preset in PRESETS.items()),
     "mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)",
     "openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)",

@@ -10,9 +10,26 @@ from titan_rl.diagnostics.recipes.recipe import shipped_recipes
 
 RECIPES = shipped_recipes()
 VARIANTS = [(name, variant.name) for name, recipe in RECIPES.items() for variant in recipe.expected.variants]
+
+
+def question(n: int) -> dict[str, Any]:
+    """As nq_hotpotqa_train has them."""
+    return {
+        "id": f"train_{n}",
+        "question": f"who wrote book {n}?",
+        "golden_answers": ["Jane Austen"],
+        "data_source": "nq",
+    }
+
+
 OWN = [(name, variant) for name, variant in VARIANTS if (RECIPES[name].folder / f"{variant}.toml").is_file()]
 """Without those of configs/, which have tests of their own."""
-DATA = {"gsm8k": (gsm8k, gsm8k), "gsm8k-thinking": (gsm8k, gsm8k), "dapo": (verl, math_500)}
+DATA = {
+    "gsm8k": (gsm8k, gsm8k),
+    "gsm8k-thinking": (gsm8k, gsm8k),
+    "dapo": (verl, math_500),
+    "search-r1-like": (question, question),
+}
 """Of recipes on files: rows to train on, and held-out ones."""
 _THREE_STEPS = {
     "training": {"steps": 3, "seq_len": 1024},
@@ -35,6 +52,9 @@ def replaced(recipe: str, variant: str, model: Path, folder: Path) -> dict[str, 
         path.write_text("".join(json.dumps(row(start + n)) + "\n" for n in range(20)))
         files[name] = str(path)
     overrides["task"] = {"options": files}
+    if recipe == "search-r1-like":
+        files["corpus"] = str(folder / "corpus.jsonl")
+        Path(files["corpus"]).write_text(json.dumps({"title": "Emma", "contents": "A novel by Jane Austen."}) + "\n")
     if recipe == "dapo":
         suite = {"name": "aime", "file": files["held_out_file"], "k": 2, "max_new_tokens": 12, "temperature": 1.0}
         overrides["eval"] = {"suites": [suite]}

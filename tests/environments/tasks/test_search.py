@@ -1,0 +1,154 @@
+"""The search task: BM25 against its formula, what the model is shown, and which answers are right."""
+
+import asyncio
+import json
+import math
+import random
+
+import pytest
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.demonstrations import demonstrate
+from titan_rl.environments.tasks.search.bm25 import BM25, K1, B, Passage, terms_of
+from titan_rl.environments.tasks.search.search_task import normalized
+from titan_rl.models.builtin.tokenizer import character_tokenizer
+
+CORPUS = [
+    {"title": "Emma", "contents": "Emma is a novel by Jane Austen."},
+    {"title": "Persuasion", "contents": "A novel by Jane Austen, her last."},
+    {"contents": "Middlemarch was written by George Eliot."},
+]
+ROWS = [
+    {"question": "Who wrote Emma?", "golden_answers": ["Jane Austen", "Austen"]},
+    {"question": "Who wrote Middlemarch?", "answer": "George Eliot"},
+]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def task_of(folder, style="chat", rows=ROWS, corpus=CORPUS, **options):
+    write(folder / "rows.jsonl", rows * 5)
+    write(folder / "corpus.jsonl", corpus)
+    files = {"file": "rows.jsonl", "corpus": "corpus.jsonl", "held_out_file": "held_out.jsonl"}
+    write(folder / "held_out.jsonl", [{"question": "Who?", "answer": "nobody"}])
+    return make_task(TaskConfig(name="search", style=style, options=files | options), [str(folder)])
+
+
+def prompt_of(task, question: str):
+    return next(prompt for prompt in PromptStream(task, 1) if question in prompt.text)
+
+
+def by_formula(texts: list[str], query: str) -> list[float]:
+    """BM25, one term and one passage at a time."""
+    documents = [terms_of(text) for text in texts]
+    mean = sum(map(len, documents)) / len(documents)
+    scores = []
+    for document in documents:
+        score = 0.0
+        for term in terms_of(query):
+            holding = sum(term in other for other in documents)
+            frequency = document.count(term)
+            idf = math.log(1 + (len(documents) - holding + 0.5) / (holding + 0.5))
+            score += idf * frequency * (K1 + 1) / (frequency + K1 * (1 - B + B * len(document) / mean))
+        scores.append(score)
+    return scores
+
+
+def test_scores_are_the_formula_s():
+    draw, words = random.Random(1), ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    for _ in range(50):
+        texts = [" ".join(draw.choices(words, k=draw.randint(1, 30))) for _ in range(draw.randint(1, 12))]
+        query = " ".join(draw.choices([*words, "nine"], k=draw.randint(1, 6)))
+        index = BM25(Passage("", text) for text in texts)
+        assert index.scores(query).tolist() == pytest.approx(by_formula(texts, query), rel=1e-5, abs=1e-6)
+
+
+def test_passages_with_a_term_come_best_first_and_others_not_at_all():
+    index = BM25(Passage(row.get("title", ""), row["contents"]) for row in CORPUS)
+    assert [each.title for each in index.search("Emma, by Austen", 3)] == ["Emma", "Persuasion", ""]
+    assert [each.title for each in index.search("last novel", 1)] == ["Persuasion"]
+    assert index.search("zebra", 3) == [] and index.search("", 3) == []
+
+
+def test_a_search_is_a_tool_s_result_and_the_answer_ends_the_episode(tmp_path):
+    task = task_of(tmp_path, passages=2, passage_characters=50)
+    prompt = prompt_of(task, "Emma")
+    environment = task.environment(prompt)
+
+    async def step(query: str):
+        call = json.dumps({"name": "search", "arguments": {"query": query}})
+        return await environment.step(f"<tool_call>{call}</tool_call>")
+
+    async def play():
+        return await asyncio.gather(step("Emma novel"), step("zebra"), step(" ")), await environment.step("done")
+
+    (found, nothing, empty), over = asyncio.run(play())
+    assert found.messages[0]["role"] == "tool"
+    assert found.messages[0]["content"] == (
+        "[1] Emma: Emma is a novel by Jane Austen.\n[2] Persuasion: A novel by Jane Austen, her last."
+    )
+    assert nothing.messages[0]["content"] == "no passage has any of these words"
+    assert empty.messages[0]["content"].startswith("error") and empty.calls[0].status == "error"
+    assert not over.messages
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [
+        ("<answer>Jane Austen</answer>", True),
+        ("It is so. <answer> the jane  AUSTEN. </answer>", True),
+        ("<answer>Austen</answer>", True),
+        ("Jane Austen", False),
+        ("<answer>Jane Austen or George Eliot</answer>", False),
+        ("<answer>Jane</answer><answer>Jane Austen</answer>", False),
+        ("<answer></answer>", False),
+        (f"<answer>{'the ' * 400}Austen</answer>", False),
+    ],
+)
+def test_right_is_what_equals_one_of_the_answers(tmp_path, answer, is_right):
+    task = task_of(tmp_path)
+    assert task.score(prompt_of(task, "Emma"), ["...", answer]) == {"exact": float(is_right)}
+
+
+@pytest.mark.parametrize("style", ["compact", "chat"])
+def test_a_worked_example_searches_and_is_right(tmp_path, style):
+    task = task_of(tmp_path, style)
+    for row in ROWS:
+        prompt = prompt_of(task, row["question"])
+        assert task.score(prompt, task.demonstration(prompt)) == {"exact": 1.0}
+    if style == "compact":
+        rollout = asyncio.run(demonstrate(prompt, task, character_tokenizer(), 10.0))
+        assert len(rollout.turns) == 2 and "=[1] " in character_tokenizer().decode(rollout.tokens)
+
+
+def test_normalized_answers_are_squad_s():
+    assert normalized("The  Beatles, (a band)!") == "beatles band" and normalized("An U.S. flag") == "us flag"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(rows=[{"question": "Who?"}]), "golden_answers"),
+        (dict(rows=[{"question": "Who?", "answer": "the"}]), "'answer'"),
+        (dict(rows=[{"question": "Who?", "golden_answers": []}]), "empty"),
+        (dict(rows=[{"question": "Who?", "golden_answers": [1]}]), "texts"),
+        (dict(corpus=[{"title": "Emma"}]), "'text' or 'contents'"),
+        (dict(corpus=[]), "no passage"),
+        (dict(passages=0), "task.options.passages"),
+        (dict(top_k=0), "task.options.top_k"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, changes, words):
+    with pytest.raises(ConfigError) as caught:
+        task = task_of(tmp_path, **changes)
+        task.check_ready()
+        task.prompt("train", 1, 0)
+    [line] = str(caught.value).splitlines()
+    assert words in line
+    with pytest.raises(ConfigError, match="needs task.options.corpus"):
+        make_task(TaskConfig(name="search", options={"file": "rows.jsonl"}), [str(tmp_path)])
