@@ -1,6 +1,8 @@
 """Recipes: each is whole, its TOMLs are ones of today, and a report says what a run came to."""
 
+import asyncio
 import json
+import os
 import re
 import sqlite3
 from pathlib import Path
@@ -10,6 +12,7 @@ from chat_models import make_chat_model
 from made_run import made_run
 from recipe_runs import OWN, RECIPES, VARIANTS, replaced
 from tree import TREE
+from waiting import eventually
 
 from titan_rl.cli import main
 from titan_rl.config.io.toml_text import toml_text
@@ -25,6 +28,7 @@ from titan_rl.diagnostics.recipes.comparison import (
     points_of,
     steps_of,
 )
+from titan_rl.diagnostics.recipes.gpu_watch import gpu_watch, parse_used
 from titan_rl.diagnostics.recipes.recipe import FOLDER, read_recipe
 
 MAX_LINES = 40
@@ -270,3 +274,21 @@ def test_a_link_in_place_of_the_report_is_not_followed_out_of_the_run(reported, 
     with pytest.raises(AssertionError):
         report()
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_memory_of_gpus_is_nvidia_smi_s_at_its_largest(tmp_path, monkeypatch):
+    lines = tmp_path / "lines"
+    lines.write_text("0, 812\n1, 40960\n")
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat {lines}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with gpu_watch(0.01) as largest:
+        asyncio.run(eventually(lambda: largest.get("1") == 40960, "a first look"))
+        lines.write_text("0, 900\n1, 5\n")
+        asyncio.run(eventually(lambda: largest.get("0") == 900, "a later one"))
+    assert largest == {"0": 900.0, "1": 40960.0}
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with gpu_watch(0.01) as largest:
+        pass
+    assert largest == {} == parse_used("[N/A], [N/A]\nFailed to initialize NVML\n")

@@ -14,6 +14,7 @@ from titan_rl.config.load import load_config, nearest
 from titan_rl.data.storage.files import replace_text
 from titan_rl.diagnostics.bench.harness import machine
 from titan_rl.diagnostics.bench.memory_watch import memory_watch
+from titan_rl.diagnostics.recipes.gpu_watch import gpu_watch
 from titan_rl.diagnostics.recipes.picture import plot_report
 from titan_rl.diagnostics.recipes.recipe import NOT_MEASURED, Recipe, Variant, find_recipe, shipped_recipes
 from titan_rl.diagnostics.recipes.report import Measured, RecipeRun, markdown, report_files
@@ -84,13 +85,12 @@ def run(found: Recipe, variant: Variant, overrides: dict[str, dict[str, Any]], *
     toml = found.toml(variant)
     root = _run_dir(toml, overrides, resume=resume)
     overrides = overrides | {"run": overrides.get("run", {}) | {"dir": str(root)}}
-    start = time.perf_counter()
-    with memory_watch(_WATCH_SECONDS) as memory:
+    with memory_watch(_WATCH_SECONDS) as memory, gpu_watch(_WATCH_SECONDS) as gpu_mib:
         code = train(str(toml), overrides, resume)
     if not (root / "config.json").is_file():  # a mistake, which was told, kept it from the beginning
         return code
     of_machine = {name: value for name, value in machine().items() if name in _OF_MACHINE}
-    measured = Measured(time.perf_counter() - start, memory.mib, memory.by_process, of_machine)
+    measured = Measured(memory.mib, memory.by_process, gpu_mib, of_machine)
     report(RecipeRun(found, variant, existing_run_dir(root, write=True), measured))
     return code
 

@@ -23,11 +23,12 @@ _LONGEST_VALUE = 80
 
 @dataclass(frozen=True)
 class Measured:
-    """What the command measured around a run: its seconds, and the machine's memory and name."""
+    """What the command measured around a run: the machine, and the largest memory of its host and GPUs."""
 
-    seconds: float
     memory_mib: float
     memory_by_process: Mapping[str, float]
+    gpu_mib: Mapping[str, float]
+    """By GPU; empty without one."""
     machine: Mapping[str, Any]
 
 
@@ -130,10 +131,25 @@ def _measures(run: RecipeRun) -> Iterator[tuple[str, str]]:
         if rate is not None:
             yield f"tokens a second, {phase.replace('_', ' and ')}", f"{rate:,.0f}"
     yield "largest memory of all processes", _memory(run.measured)
+    if run.measured and run.measured.gpu_mib:
+        used = ", ".join(f"GPU {index} {mib / 1024:.1f}" for index, mib in run.measured.gpu_mib.items())
+        yield "largest memory of a GPU, GiB", used
     if run.measured:
         yield "machine", _cell(", ".join(f"{name} {value}" for name, value in run.measured.machine.items()))
+    yield from _ratios(run)
     yield "agreement of trainer and generator", _agreement(comparison.agreement_of(run.steps, run.settings))
     yield "ledger", _ledger(run.ledger)
+
+
+def _ratios(run: RecipeRun) -> Iterator[tuple[str, str]]:
+    """Of the policy to the one that sampled, and how much of it was clipped."""
+    for name, title in (
+        ("ratio", "policy ratio, median of steps"),
+        ("clip_fraction", "clipped tokens, median of steps"),
+    ):
+        value = comparison.median_of(run.steps, name)
+        if value is not None:
+            yield title, f"{value:.4f}"
 
 
 def _seconds(run: RecipeRun) -> str:
@@ -148,7 +164,6 @@ def _seconds(run: RecipeRun) -> str:
 
 
 def _memory(measured: Measured | None) -> str:
-    """Memory of the host. What a GPU holds, ``titan-rl plan`` tells."""
     if measured is None or not measured.memory_mib:
         return NOT_MEASURED
     largest = sorted(measured.memory_by_process.items(), key=lambda each: -each[1])[:3]
