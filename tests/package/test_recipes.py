@@ -245,7 +245,7 @@ def test_a_report_says_what_differs_beside_the_curve_and_the_ledger(reported):
     assert text.count("\n| ", text.index("## What differs")) == 3, "a header and the seed, and nothing else"
     assert "| 1 | 0.250 | 0.500 | 1 | +0.250 |" in text and "| 9 | 0.750 | not measured |" in text
     assert "issued 32 = trained 32 + discarded 0 + pending 0; adds up" in text
-    assert "steps | 2 of 2; not ended" in text and "memory of all processes | not measured" in text
+    assert "steps | 2 of 2; not ended" in text and "memory of all actors | not measured" in text
     assert (run_dir.root / "report.png").read_bytes().startswith(b"\x89PNG") and "](report.png)" in text
 
 

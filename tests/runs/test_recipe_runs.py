@@ -33,11 +33,11 @@ def recipe_run(name: str, variant: str, model: Path, folder: Path) -> str:
 def test_gsm8k_trains_three_steps_and_ends_with_its_report(chat_model, tmp_path):
     report = recipe_run("gsm8k", "gsm8k-grpo", chat_model, tmp_path)
     steps = [record["step"] for record in read_metrics(tmp_path / "run") if "loss" in record]
-    assert steps == [1, 2, 3] and "| steps | 3 of 3; done |" in report
+    assert steps == [1, 2, 3] and "| steps | 3 of 3; completed |" in report
     assert "adds up" in report and "within the limit" in report
     assert "| training.steps | `250` | `3` |" in report and "openai/gsm8k:main:train" in report
     assert "| optimizer." not in report, "what was not overridden does not differ"
-    assert "GiB on the host" in report and "Beside verl, PPO" in report and "| 250 | 0.550 |" in report
+    assert "GiB on the host" in report and "Beside verl (PPO)" in report and "| 250 | 0.550 |" in report
     assert (tmp_path / "run" / "report.png").stat().st_size > 5_000
 
 
@@ -45,5 +45,5 @@ def test_gsm8k_trains_three_steps_and_ends_with_its_report(chat_model, tmp_path)
 @pytest.mark.parametrize(("name", "variant"), [each for each in OWN if each != ("gsm8k", "gsm8k-grpo")])
 def test_every_other_recipe_trains_three_steps_and_ends_with_its_report(name, variant, chat_model, tmp_path):
     report = recipe_run(name, variant, chat_model, tmp_path)
-    assert "| steps | 3 of 3; done |" in report and "adds up" in report
+    assert "| steps | 3 of 3; completed |" in report and "adds up" in report
     assert len([record for record in read_metrics(tmp_path / "run") if "loss" in record]) == 3

@@ -75,7 +75,7 @@ def _listed(each: Recipe) -> Iterator[str]:
     yield f"{each.name}: {each.expected.about}"
     for variant in each.expected.variants:
         where = f"{variant.gpus} GPU{'s' * (variant.gpus > 1)}" if variant.gpus else "CPU"
-        curves = ", ".join(curve.label for curve in variant.curves) or "none"
+        curves = " and ".join(curve.label for curve in variant.curves) or "nothing published"
         ours = "measured here" if variant.ours else f"{NOT_MEASURED} here"
         yield f"    {variant.name:26}{where:8}beside {curves}; {ours}"
 

@@ -130,7 +130,7 @@ def _measures(run: RecipeRun) -> Iterator[tuple[str, str]]:
         rate = comparison.median_of(run.steps, f"tokens_per_second_{phase}")
         if rate is not None:
             yield f"tokens a second, {phase.replace('_', ' and ')}", f"{rate:,.0f}"
-    yield "largest memory of all processes", _memory(run.measured)
+    yield "largest memory of all actors", _memory(run.measured)
     if run.measured and run.measured.gpu_mib:
         used = ", ".join(f"GPU {index} {mib / 1024:.1f}" for index, mib in run.measured.gpu_mib.items())
         yield "largest memory of a GPU, GiB", used
