@@ -292,3 +292,24 @@ def test_memory_of_gpus_is_nvidia_smi_s_at_its_largest(tmp_path, monkeypatch):
     with gpu_watch(0.01) as largest:
         pass
     assert largest == {} == parse_used("[N/A], [N/A]\nFailed to initialize NVML\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("summary.json", ""),
+        ("summary.json", "[1]"),
+        ("summary.json", '{"held_out_before": {"correct": 1, "count": 0}, "held_out_after": {"correct": "x"}}'),
+        ("summary.json", '{"held_out_before": {"correct": 9, "count": 3}, "why_ended": ["|"]}'),
+        ("config.json", "null"),
+        ("config.json", '{"rollout": [], "training": {"steps": {"a": 1}}, "algorithm": 3}'),
+        ("metrics.jsonl", '{"step": 1, "loss": "x"}'),
+        ("metrics.jsonl", '{"step": 1, "loss": NaN, "reward": Infinity, "agreement_mean": -1}'),
+    ],
+)
+def test_a_report_of_forged_records_is_a_report_or_one_line(reported, capsys, name, text):
+    run_dir, _ = reported
+    (run_dir.root / name).write_text(text)
+    code = main(["recipe", "report", str(run_dir.root.parent / "mine"), str(run_dir.root)])
+    said = capsys.readouterr().err
+    assert (code == 0 and (run_dir.root / "report.md").is_file()) or (code == 2 and len(said.splitlines()) == 1)

@@ -81,10 +81,10 @@ class Agreement:
 def agreement_of(records: Sequence[Record], settings: Mapping[str, Any]) -> Agreement | None:
     """Agreement of trainer and generator; None where nothing was sampled. ``settings``: flat, by dotted keys."""
     values = [record["agreement_mean"] for record in records if "agreement_mean" in record]
-    if not values or "rollout.max_staleness" not in settings:
+    if not values:
         return None
-    is_on_policy = not settings["rollout.max_staleness"] and settings["algorithm.updates_per_batch"] == 1
-    dtypes = settings["generator.dtype"], settings["training.mixed_precision_param"]
+    is_on_policy = settings.get("rollout.max_staleness") == 0 and settings.get("algorithm.updates_per_batch") == 1
+    dtypes = str(settings.get("generator.dtype")), str(settings.get("training.mixed_precision_param"))
     return Agreement(statistics.fmean(values), max(values), agreement_limit(*dtypes) if is_on_policy else None)
 
 

@@ -16,6 +16,7 @@ from titan_rl.diagnostics.recipes import comparison
 from titan_rl.diagnostics.recipes.recipe import NOT_MEASURED, Curve, Recipe, Variant
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.run_directory.rundir import RunDir, is_on_data
+from titan_rl.records.statistics import Proportion
 
 _LONGEST_VALUE = 80
 """Characters of a setting's value in a table."""
@@ -114,14 +115,23 @@ def _section(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 def _outcome(run: RecipeRun) -> Iterator[tuple[str, str]]:
     summary = run.summary
-    yield "directory", f"`{run.run_dir.root}`"
+    yield "directory", _value(str(run.run_dir.root))
     steps = f"{len(run.steps)} of {run.settings.get('training.steps')}"
-    yield "steps", f"{steps}; {_cell(summary['why_ended'])}" if "why_ended" in summary else f"{steps}; not ended"
+    yield "steps", f"{steps}; {_cell(str(summary['why_ended']))}" if "why_ended" in summary else f"{steps}; not ended"
     for when in ("before", "after"):
-        if isinstance(accuracy := summary.get(f"held_out_{when}"), dict):
-            yield f"held-out accuracy {when}", f"{accuracy['accuracy']:.1%} of {accuracy['count']}"
+        if (accuracy := _proportion(summary.get(f"held_out_{when}"))) is not None:
+            yield f"held-out accuracy {when}", str(accuracy)
     if run.points:
         yield run.variant.metric, f"{run.points[0][1]:.3f} → {run.points[-1][1]:.3f}"
+
+
+def _proportion(value: Any) -> Proportion | None:
+    """None for what a summary would not hold."""
+    if not isinstance(value, dict):
+        return None
+    correct, count = value.get("correct"), value.get("count")
+    is_one = type(correct) is int and type(count) is int and 0 <= correct <= count and count > 0
+    return Proportion(correct, count) if is_one else None
 
 
 def _measures(run: RecipeRun) -> Iterator[tuple[str, str]]:
@@ -184,7 +194,7 @@ def _ledger(ledger: Mapping[str, Any] | None) -> str:
     if ledger is None:
         return "none: the run sampled nothing"
     discarded = ", ".join(f"{count:,} {_cell(reason)}" for reason, count in ledger["discarded"].items()) or "0"
-    verdict = "adds up" if ledger["adds_up"] else f"does NOT add up: {_cell(ledger['flaws'][0])}"
+    verdict = "adds up" if ledger["adds_up"] else f"does NOT add up: {_cell(str(ledger['flaws'][0]))}"
     account = f"issued {ledger['issued']:,} = trained {ledger['trained']:,} + discarded {discarded}"
     return f"{account} + pending {ledger['pending']:,}; {verdict}"
 
