@@ -56,10 +56,10 @@ def marks(guess: str, secret: str) -> str:
     return "".join(found)
 
 
-def fitting(words: Iterable[str], guesses: Sequence[str], secret: str) -> list[str]:
-    """Words that would have been marked as the secret was, for all guesses."""
-    told = [(guess, marks(guess, secret)) for guess in guesses]
-    return [word for word in words if all(marks(guess, word) == mark for guess, mark in told)]
+def fitting(words: Iterable[str], guess: str, secret: str) -> list[str]:
+    """Words for which a guess would have been marked as it was for the secret."""
+    mark = marks(guess, secret)
+    return [word for word in words if marks(guess, word) == mark]
 
 
 @dataclass(kw_only=True)
@@ -99,8 +99,10 @@ class WordleTask(Task):
     def demonstration(self, prompt: Prompt) -> list[str]:
         """Guesses that keep to all marks, the secret last."""
         draw, guesses = random.Random(f"guesses {prompt.id} {prompt.answer}"), list[str]()
+        left: Sequence[str] = secret_words()
         while len(guesses) < self.options.max_turns - 1 and prompt.answer not in guesses:
-            guesses.append(draw.choice(fitting(secret_words(), guesses, prompt.answer)))
+            guesses.append(draw.choice(left))
+            left = fitting(left, guesses[-1], prompt.answer)
         guesses += [] if prompt.answer in guesses else [prompt.answer]
         return guesses if self.style == "compact" else [f"<guess>{guess}</guess>" for guess in guesses]
 
