@@ -146,6 +146,7 @@ def test_a_readme_without_a_row_is_named(tmp_path):
         (["run", "gsm8k", "--rollout.group_siz", "4"], "group_size"),
         (["run", "./nowhere"], "nowhere"),
         (["run", "gsm8k", "--resume"], "nothing to resume"),
+        (["run", "gsm8k", "--run.dir.deeper", "x"], "run.dir"),
         (["list", "gsm8k"], "recipe list"),
         (["list", "--run.seed", "1"], "--run"),
         (["report", "gsm8k"], "recipe report NAME RUN"),

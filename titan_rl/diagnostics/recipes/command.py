@@ -96,11 +96,11 @@ def run(found: Recipe, variant: Variant, overrides: dict[str, dict[str, Any]], *
 
 
 def _run_dir(toml: Path, overrides: dict[str, dict[str, Any]], *, resume: bool) -> Path:
-    """Run directory that the run will have. Errors: ConfigError if there is none to resume."""
+    """Run directory that the run will have. Errors: ConfigError for wrong settings, or if there is none to resume."""
+    config = load_config(toml, overrides, with_models=False)
     if resume:
-        return run_dir_to_resume(load_config(toml, overrides, with_models=False), str(toml)).root
-    given = overrides.get("run", {}).get("dir")
-    return Path(str(given) if given else f"runs/{toml.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+        return run_dir_to_resume(config, str(toml)).root
+    return Path(config.run.dir or f"runs/{toml.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def report(of_run: RecipeRun) -> int:
