@@ -130,8 +130,9 @@ def _proportion(value: Any) -> Proportion | None:
     if not isinstance(value, dict):
         return None
     correct, count = value.get("correct"), value.get("count")
-    is_one = type(correct) is int and type(count) is int and 0 <= correct <= count and count > 0
-    return Proportion(correct, count) if is_one else None
+    if not isinstance(correct, int) or not isinstance(count, int) or not 0 <= correct <= count or not count:
+        return None
+    return Proportion(correct, count)
 
 
 def _measures(run: RecipeRun) -> Iterator[tuple[str, str]]:
