@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import warm_commands
 from chat_models import make_chat_model
-from recipe_runs import OWN, small
+from recipe_runs import OWN, flags_of, small
 
-from titan_rl.config.load import override_arguments
 from titan_rl.records.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -21,7 +20,7 @@ def chat_model(tmp_path_factory) -> Path:
 
 def recipe_run(name: str, variant: str, model: Path, folder: Path) -> str:
     """Report of a run of three steps."""
-    flags = override_arguments(small(name, variant, model, folder))
+    flags = flags_of(small(name, variant, model, folder))
     asked = ("recipe", "run", name, "--variant", variant, "--run.dir", folder / "run", *flags)
     command = warm_commands.command("-m", "titan_rl.cli", *asked)
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400)

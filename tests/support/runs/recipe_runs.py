@@ -6,6 +6,7 @@ from typing import Any
 
 from public_rows import gsm8k, math_500, verl
 
+from titan_rl.config.load import override_arguments
 from titan_rl.diagnostics.recipes.recipe import shipped_recipes
 
 RECIPES = shipped_recipes()
@@ -68,6 +69,14 @@ def small(recipe: str, variant: str, model: Path, folder: Path) -> dict[str, Any
         for section, keys in changes.items():
             overrides[section] = overrides.get(section, {}) | keys
     return overrides
+
+
+def flags_of(overrides: dict[str, Any]) -> list[str]:
+    """Overrides as arguments of the command line."""
+    suites = overrides.get("eval", {}).pop("suites", [])
+    tables = ["{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in suite.items()) + "}" for suite in suites]
+    beside = [f"--eval.suites=[{', '.join(tables)}]"] if tables else []
+    return [*override_arguments(overrides), *beside]
 
 
 def _of(recipe: str, variant: str) -> dict[str, Any]:
