@@ -92,8 +92,8 @@ ANSWER_REWARDS = ("gsm8k", "gsm8k_flexible", "math")
 """Rewards by the expected answer, by name (environments/rewards/answer_graders.py)."""
 MADE = "task"
 """``data.file`` that is no file: rows are made of ``[task]``."""
-TASKS_OF_OURS = ("calculator", "treasure", "alphabet_sort", "reverse_text", "wordle")
-"""Tasks whose prompts are made here without end."""
+BUILT_IN_TASKS = ("calculator", "treasure", "alphabet_sort", "reverse_text", "wordle")
+"""Tasks whose prompts are generated here without end."""
 MIXTURE = "mixture"
 """The name of several tasks as one (config/mixture.py)."""
 TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium", "verifiers")

@@ -1,1 +1,1 @@
-"""Recipes: published experiments as TOMLs, and a run of one held beside its published curve."""
+"""Recipes: published experiments as TOMLs, and reports that compare a run with published curves."""

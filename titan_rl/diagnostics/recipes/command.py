@@ -1,7 +1,8 @@
-"""``titan-rl recipe list | run NAME | report NAME RUN``: a published experiment, and a run held beside it."""
+"""``titan-rl recipe list | run NAME | report NAME RUN``: published experiments, and reports that compare runs."""
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,22 +10,24 @@ from typing import Any
 
 from titan_rl.config.command_line import EXIT_OK
 from titan_rl.config.errors import ConfigError
-from titan_rl.config.io.printable import say
+from titan_rl.config.io.printable import printable, say
 from titan_rl.config.load import load_config, nearest
+from titan_rl.config.sections.schema import Config
 from titan_rl.data.storage.files import replace_text
 from titan_rl.diagnostics.bench.harness import machine
 from titan_rl.diagnostics.bench.memory_watch import memory_watch
 from titan_rl.diagnostics.recipes.gpu_watch import gpu_watch
 from titan_rl.diagnostics.recipes.picture import plot_report
 from titan_rl.diagnostics.recipes.recipe import NOT_MEASURED, Recipe, Variant, find_recipe, shipped_recipes
-from titan_rl.diagnostics.recipes.report import Measured, RecipeRun, markdown, report_files
+from titan_rl.diagnostics.recipes.report import RecipeRun, markdown, observed_rows, report_files
+from titan_rl.diagnostics.recipes.variants import check_variant, variant_of
 from titan_rl.records.run_directory.rundir import existing_run_dir, run_dir_to_resume
 from titan_rl.train import train
 
 ACTIONS = ("list", "run", "report")
 _WATCH_SECONDS = 10.0
-"""Between two looks at the memory of all processes."""
-_OF_MACHINE = ("cores", "cpu", "memory_gib")
+"""Seconds between measurements of memory, which go through all processes."""
+_MACHINE_KEYS = ("cores", "cpu", "memory_gib")
 
 
 def recipe(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> int:
@@ -35,10 +38,9 @@ def recipe(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) ->
     if options.action == "list":
         return list_recipes(as_json=options.json)
     found = find_recipe(options.name)
-    variant = found.variant(options.variant)
     if options.action == "report":
-        return report(RecipeRun(found, variant, existing_run_dir(options.run, write=True)))
-    return run(found, variant, overrides, resume=options.resume)
+        return _report_alone(_recorded_run(found, options.variant, options.run))
+    return run(found, found.variant(options.variant), overrides, resume=options.resume)
 
 
 def _check_arguments(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> None:
@@ -51,6 +53,8 @@ def _check_arguments(options: argparse.Namespace, overrides: dict[str, dict[str,
     if options.action != "run" and (overrides or options.resume):
         given = f"--{min(overrides)}.*" if overrides else "--resume"
         raise ConfigError(f"recipe {options.action} starts no run: leave out {given}")
+    if options.action == "list" and options.variant is not None:
+        raise ConfigError("recipe list prints every variant: leave out --variant")
     if options.json and options.action != "list":
         raise ConfigError(f"recipe {options.action} prints no JSON: leave out --json")
 
@@ -66,50 +70,75 @@ def list_recipes(*, as_json: bool) -> int:
 
 
 def _described(each: Recipe, variant: Variant) -> dict[str, Any]:
-    ours = [curve.source for curve in variant.ours]
     described = {"recipe": each.name, "about": each.expected.about, "variant": variant.name, "gpus": variant.gpus}
-    return described | {"toml": str(each.toml(variant)), "metric": variant.metric, "measured": ours}
+    measured = [each.expected.curves[label].source for label in variant.measured]
+    return described | {"toml": str(each.toml(variant)), "metric": variant.metric, "measured": measured}
 
 
 def _listed(each: Recipe) -> Iterator[str]:
     yield f"{each.name}: {each.expected.about}"
     for variant in each.expected.variants:
         where = f"{variant.gpus} GPU{'s' * (variant.gpus > 1)}" if variant.gpus else "CPU"
-        curves = " and ".join(curve.label for curve in variant.curves) or "nothing published"
-        ours = "measured here" if variant.ours else f"{NOT_MEASURED} here"
-        yield f"    {variant.name:26}{where:8}beside {curves}; {ours}"
+        references = " and ".join(variant.reference_curves) or "nothing published"
+        measured = "measured here" if variant.measured else f"{NOT_MEASURED} here"
+        yield f"    {variant.name:26}{where:8}reference: {references}; {measured}"
 
 
 def run(found: Recipe, variant: Variant, overrides: dict[str, dict[str, Any]], *, resume: bool) -> int:
-    """Train as the variant's TOML says, and report; the exit code is the run's. Errors: ConfigError."""
+    """Train as the variant's TOML says, and report; the exit code is the run's. Errors: ConfigError, before it
+    starts."""
     toml = found.toml(variant)
-    root = _run_dir(toml, overrides, resume=resume)
+    config = load_config(toml, overrides, with_models=False)
+    root = _run_dir(config, toml, resume=resume)
     overrides = overrides | {"run": overrides.get("run", {}) | {"dir": str(root)}}
+    if config.hosts.is_on:  # the process ends with its last host
+        say(f"after the run, for its report: titan-rl recipe report {found.folder} {root} --variant {variant.name}")
     with memory_watch(_WATCH_SECONDS) as memory, gpu_watch(_WATCH_SECONDS) as gpu_mib:
         code = train(str(toml), overrides, resume)
     if not (root / "config.json").is_file():  # a mistake, which was told, kept it from the beginning
         return code
-    of_machine = {name: value for name, value in machine().items() if name in _OF_MACHINE}
-    measured = Measured(memory.mib, memory.by_process, gpu_mib, of_machine)
-    report(RecipeRun(found, variant, existing_run_dir(root, write=True), measured))
+    try:
+        about = {name: value for name, value in machine().items() if name in _MACHINE_KEYS}
+        observed = observed_rows(memory, gpu_mib, about)
+        report(RecipeRun(found, variant, existing_run_dir(root, write=True), observed))
+    except (ConfigError, OSError) as error:
+        say(f"titan-rl: {root} has no report: {printable(str(error))}", sys.stderr)
     return code
 
 
-def _run_dir(toml: Path, overrides: dict[str, dict[str, Any]], *, resume: bool) -> Path:
-    """Run directory that the run will have. Errors: ConfigError for wrong settings, or if there is none to resume."""
-    config = load_config(toml, overrides, with_models=False)
+def _run_dir(config: Config, toml: Path, *, resume: bool) -> Path:
+    """Run directory that the run will have. Errors: ConfigError if there is none to resume."""
     if resume:
         return run_dir_to_resume(config, str(toml)).root
     return Path(config.run.dir or f"runs/{toml.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
+def _recorded_run(found: Recipe, name: str | None, root: Path) -> RecipeRun:
+    """Run of a directory, of the variant that is named or that its settings are of. Errors: ConfigError."""
+    variant = found.variant(name)
+    recorded = RecipeRun(found, variant, existing_run_dir(root, write=True))
+    if not recorded.run_dir.config.is_file():
+        raise ConfigError(f"{root} holds no run: give a run directory, such as runs/{variant.name}-<date>")
+    if name is None:
+        return RecipeRun(found, variant_of(found, recorded.settings, root), recorded.run_dir)
+    check_variant(found, variant, recorded.settings, root)
+    return recorded
+
+
+def _report_alone(of_run: RecipeRun) -> int:
+    """Errors: ConfigError."""
+    try:
+        return report(of_run)
+    except OSError as error:
+        raise ConfigError(f"cannot write the report of {of_run.run_dir.root}: {error.strerror or error}") from None
+
+
 def report(of_run: RecipeRun) -> int:
-    """Write report.md and report.png into the run directory. Errors: ConfigError if no run is there."""
-    root = of_run.run_dir.root
-    if not of_run.run_dir.config.is_file():
-        raise ConfigError(f"{root} holds no run: give a run directory, such as runs/{of_run.variant.name}-<date>")
-    text, picture = report_files(root)
-    has_picture = plot_report(of_run, picture)
-    replace_text(text, markdown(of_run, picture.name if has_picture else None))
-    say(f"report {text}" + (f"  curve beside the published ones {picture}" if has_picture else ""))
+    """Write report.md and report.png into the run directory. Errors: ConfigError; OSError."""
+    path, picture = report_files(of_run.run_dir.root)
+    text = markdown(of_run, picture.name if of_run.points else None)
+    if of_run.points:
+        plot_report(of_run, picture)
+    replace_text(path, text)
+    say(f"report {path}" + (f"  picture of the curves {picture}" if of_run.points else ""))
     return EXIT_OK

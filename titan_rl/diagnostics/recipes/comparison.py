@@ -1,50 +1,62 @@
-"""Arithmetic of a recipe's report: a run beside a published curve, its speed, its agreement, its settings. Pure."""
+"""Arithmetic of a recipe's report: points of a run and of a curve, medians, agreement, settings. Pure."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from titan_rl.records.metrics import agreement_limit
 
-_NEAR = 0.05
-"""Steps apart, as a share of the published step, up to which two points are compared."""
-_WARMING = 1
+_TOLERANCE = 0.05
+"""Distance in steps, as a share of the reference's step, up to which two points are compared."""
+WARMUP_STEPS = 1
 """First steps that medians leave out, where there are more."""
-_OF_PLACE = ("run.dir", "run.plugin_path")
+LOCATION_KEYS = ("run.dir", "run.plugin_path")
 """Settings that say where a run is, not what it computes."""
-_PATHS = ("model.path", "reference.path", "teacher.path", "critic.path", "implicit_reward.path", "reward_model.path")
+PATH_KEYS = ("model.path", "reference.path", "teacher.path", "critic.path", "implicit_reward.path", "reward_model.path")
 
 Points = Sequence[tuple[float, float]]
 Record = Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Published point, and the run's point that is nearest in steps."""
+class Pair(NamedTuple):
+    """Point of a reference curve, and the run's point at nearly the same step."""
 
     step: float
-    published: float
-    at: float | None = None
-    """Step of the run's point; None: the run has none near enough."""
-    ours: float | None = None
-
-    @property
-    def difference(self) -> float | None:
-        return None if self.ours is None else self.ours - self.published
+    reference: float
+    measured_step: float | None = None
+    """None: the run has no point near enough."""
+    measured: float | None = None
 
 
-def beside(published: Points, ours: Points) -> list[Pair]:
-    """A pair for each published point. Steps may differ by 5 %, or by one."""
-    return [_pair(step, value, ours) for step, value in published]
+class Difference(NamedTuple):
+    """Setting whose value in the run is not the recipe's; None: it is not there."""
+
+    key: str
+    recipe: Any
+    run: Any
 
 
-def _pair(step: float, value: float, ours: Points) -> Pair:
-    nearest = min(ours, key=lambda point: abs(point[0] - step), default=None)
-    if nearest is None or abs(nearest[0] - step) > max(1.0, _NEAR * step):
-        return Pair(step, value)
-    return Pair(step, value, *nearest)
+def compare(reference: Points, measured: Points) -> list[Pair]:
+    """Pair for each point of the reference.
+
+    A point of the run belongs to the nearest point of the reference alone, at most 5 % or one step away; step 0, before
+    any update, to step 0 alone.
+    """
+    nearest: dict[int, tuple[float, float]] = {}
+    for point in measured:
+        number = min(range(len(reference)), key=lambda place: abs(reference[place][0] - point[0]), default=None)
+        if number is None or not _is_near(reference[number][0], point[0]):
+            continue
+        step = reference[number][0]
+        if number not in nearest or abs(point[0] - step) < abs(nearest[number][0] - step):
+            nearest[number] = point
+    return [Pair(*point, *nearest.get(number, ())) for number, point in enumerate(reference)]
+
+
+def _is_near(reference: float, step: float) -> bool:
+    return (reference == 0) == (step == 0) and abs(step - reference) <= max(1.0, _TOLERANCE * reference)
 
 
 def points_of(records: Iterable[Record], metric: str) -> list[tuple[float, float]]:
@@ -58,54 +70,40 @@ def steps_of(records: Iterable[Record]) -> list[Record]:
 
 
 def median_of(records: Sequence[Record], name: str) -> float | None:
-    """Median over updates without the first, which warms up; None where it was not recorded."""
-    warm = records[_WARMING:] or records
-    values = [record[name] for record in warm if name in record]
+    """Median over updates without the first, which warms up; None where it was not recorded, NaN if any is not
+    finite."""
+    values = [record[name] for record in records[WARMUP_STEPS:] or records if name in record]
+    if not all(map(math.isfinite, values)):
+        return math.nan
     return statistics.median(values) if values else None
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Mean over steps, and largest step, of the mean of exp|trainer logprob - sampling logprob|."""
-
-    mean: float
-    largest: float
-    limit: float | None
-    """None: samples are trained off-policy, where no limit holds."""
-
-    @property
-    def holds(self) -> bool | None:
-        return None if self.limit is None else self.largest <= self.limit
+def agreements_of(records: Sequence[Record]) -> list[float]:
+    """Mean of exp|trainer logprob - sampling logprob| of each step."""
+    return [record["agreement_mean"] for record in records if "agreement_mean" in record]
 
 
-def agreement_of(records: Sequence[Record], settings: Mapping[str, Any]) -> Agreement | None:
-    """Agreement of trainer and generator; None where nothing was sampled. ``settings``: flat, by dotted keys."""
-    values = [record["agreement_mean"] for record in records if "agreement_mean" in record]
-    if not values:
-        return None
+def is_within(agreements: Sequence[float], limit: float) -> bool:
+    """Whether every step's agreement is a finite number up to the limit."""
+    return all(math.isfinite(each) and each <= limit for each in agreements)
+
+
+def limit_of(settings: Mapping[str, Any]) -> float | None:
+    """Limit of agreement; None for a run off-policy, where none holds. ``settings``: flat, by dotted keys."""
     is_on_policy = settings.get("rollout.max_staleness") == 0 and settings.get("algorithm.updates_per_batch") == 1
     dtypes = str(settings.get("generator.dtype")), str(settings.get("training.mixed_precision_param"))
-    return Agreement(statistics.fmean(values), max(values), agreement_limit(*dtypes) if is_on_policy else None)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Setting whose value in the run is not the recipe's; None: it is not there."""
-
-    key: str
-    recipe: Any
-    run: Any
+    return agreement_limit(*dtypes) if is_on_policy else None
 
 
 def differences(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> list[Difference]:
     """Differences of flat settings, by key."""
     keys = dict.fromkeys(chain(recipe, run))
-    found = [Difference(key, recipe.get(key), run.get(key)) for key in keys if key not in _OF_PLACE]
+    found = [Difference(key, recipe.get(key), run.get(key)) for key in keys if key not in LOCATION_KEYS]
     return [each for each in found if not _is_same(each)]
 
 
 def _is_same(each: Difference) -> bool:
-    return each.recipe == each.run or (each.key in _PATHS and _is_in_cache(str(each.recipe), str(each.run)))
+    return each.recipe == each.run or (each.key in PATH_KEYS and _is_in_cache(str(each.recipe), str(each.run)))
 
 
 def _is_in_cache(name: str, path: str) -> bool:

@@ -1,19 +1,22 @@
 """Largest memory in use on each GPU of this machine while a command runs, as nvidia-smi counts it.
 
-It counts all processes on a GPU, whoever's they are. A machine without nvidia-smi has no GPU to watch.
+It counts all processes on a GPU, whoever's they are, of the GPUs that CUDA_VISIBLE_DEVICES names. A machine without
+nvidia-smi has no GPU to watch.
 """
 
+import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from titan_rl.diagnostics.bench.memory_watch import called_every
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits")
 _TIMEOUT_SECONDS = 10.0
 
 
 def parse_used(text: str) -> dict[str, float]:
-    """MiB in use by GPU, of nvidia-smi's lines; one that is none is passed over."""
+    """MiB in use by GPU, of the lines of nvidia-smi that have both."""
     used: dict[str, float] = {}
     for line in text.splitlines():
         index, _, mib = (part.strip() for part in line.partition(","))
@@ -22,10 +25,16 @@ def parse_used(text: str) -> dict[str, float]:
     return used
 
 
+def query() -> tuple[str, ...]:
+    """Command that prints the memory of this process's GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return (*_QUERY, f"--id={visible}") if visible else _QUERY
+
+
 def _used_now() -> dict[str, float] | None:
     """MiB in use by GPU; None: nvidia-smi is not here, or does not answer."""
     try:
-        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True)
+        done = subprocess.run(query(), capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return parse_used(done.stdout)
@@ -34,18 +43,12 @@ def _used_now() -> dict[str, float] | None:
 @contextmanager
 def gpu_watch(every: float) -> Iterator[dict[str, float]]:
     """MiB by GPU at its largest, filled while the block runs; empty without a GPU. ``every``: seconds."""
-    largest, over = dict[str, float](), threading.Event()
+    largest = dict[str, float]()
 
-    def watch() -> None:
-        while (used := _used_now()) is not None:
-            largest.update({index: max(mib, largest.get(index, 0.0)) for index, mib in used.items()})
-            if over.wait(every):
-                return
+    def look() -> bool:
+        used = _used_now() or {}
+        largest.update({index: max(mib, largest.get(index, 0.0)) for index, mib in used.items()})
+        return bool(largest)  # a first look that fails is the last; a later one may fail once
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
+    with called_every(every, look):
         yield largest
-    finally:
-        over.set()
-        watcher.join()

@@ -1,40 +1,42 @@
-"""Picture of a recipe's run: the published curves beside the run's."""
+"""Picture of a recipe's run with its reference curves."""
 
 from pathlib import Path
+from typing import Any
 
 from titan_rl.diagnostics.recipes.recipe import Curve
 from titan_rl.diagnostics.recipes.report import RecipeRun
 
 
-def plot_report(run: RecipeRun, out: Path) -> bool:
-    """Draw the variant's metric over steps, with all curves. Without a point of the run, no file is written."""
-    if not run.points:
-        return False
+def plot_report(run: RecipeRun, out: Path) -> None:
+    """Draw the variant's metric over steps, with all curves. Errors: OSError."""
     from matplotlib.figure import Figure  # without pyplot, as records/plot.py
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axis = figure.subplots()
-    for curve in (*run.variant.curves, *run.variant.ours):
-        steps, values = zip(*curve.points, strict=True) if curve.points else ((), ())
-        axis.plot(steps, values, label=_label(curve), **_style(curve))
+    for label, curve in run.curves.items():
+        axis.plot(*zip(*curve.points, strict=True), label=_label(label, curve), **style(curve))
     axis.plot(*zip(*run.points, strict=True), color="black", marker="o", markersize=3, label="this run")
-    axis.set_title(f"{run.recipe.name}: {run.variant.name}", fontsize=11)
+    axis.set_title(_plain(f"{run.recipe.name}: {run.variant.name}"), fontsize=11)
     axis.set_xlabel("step")
-    axis.set_ylabel(run.variant.metric)
+    axis.set_ylabel(_plain(run.variant.metric))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.savefig(out, dpi=110, format="png")
-    return True
 
 
-def _label(curve: Curve) -> str:
-    return f"{curve.label} (at least)" if curve.is_bound else curve.label
+def _label(label: str, curve: Curve) -> str:
+    return _plain(f"{label} (at least)" if curve.is_lower_bound else label)
 
 
-def _style(curve: Curve) -> dict:
-    """Bounds and single points are marks, curves are lines."""
-    if curve.is_bound:
+def _plain(text: str) -> str:
+    """Text that is not read as mathematics."""
+    return text.replace("$", r"\$")
+
+
+def style(curve: Curve) -> dict[str, Any]:
+    """Line of a curve; lower bounds and single points are marks."""
+    if curve.is_lower_bound:
         return {"marker": "^", "linestyle": "none"}
-    return {"marker": "s", "linestyle": "--", "markersize": 4}
+    return {"marker": "s", "linestyle": "--" if len(curve.points) > 1 else "none", "markersize": 4}

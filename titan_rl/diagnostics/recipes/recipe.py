@@ -1,52 +1,48 @@
-"""Format of a recipe: a folder with TOMLs, a README and the published curves that a run is held beside.
+"""Format of a recipe: a folder with TOMLs, a README and the published curves that a run is compared with.
 
-    recipes/gsm8k/README.md         what it is, with the rows of README_ROWS
-    recipes/gsm8k/expected.json     its variants, and for each the metric and the curves, as ``Expected`` has them
+    recipes/gsm8k/README.md         what it is, in one screen
+    recipes/gsm8k/expected.json     reference curves, and variants with the metric and the curves of each (``Expected``)
     recipes/gsm8k/gsm8k-grpo.toml   a variant: an ordinary run
 
 Steps count updates that were done. Where a source counts from 0, its numbers are one larger here.
 """
 
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from titan_rl.config.io.bounded_files import read_json, read_text
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.shipped import find_config
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 """A link to the tree's recipes/; a folder of its own in a wheel."""
-EXPECTED, README = "expected.json", "README.md"
-README_ROWS = ("What", "Model", "Data", "Hardware", "Seconds a step", "Published", "Ours")
-"""Rows of the README's first table."""
+EXPECTED = "expected.json"
 NOT_MEASURED = "not measured"
-_ROW = re.compile(r"\|\s*([^|]+?)\s*\|\s*([^|]+?)\s*\|")
-Text = Annotated[str, Field(min_length=1, max_length=500)]
-Point = tuple[Annotated[int, Field(ge=0)], float]
+Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\p{Cc}]+$")]
+Label = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\p{Cc}]+$")]
+Point = tuple[Annotated[int, Field(ge=0, le=2**53)], Annotated[float, Field(allow_inf_nan=False)]]
 """Step and value."""
 
 
 @dataclass(kw_only=True)
 class Curve:
-    """A curve of somebody's run, or a bound that somebody holds runs to."""
+    """Reference curve: of a published run, of a test's lower bounds, or measured here."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    label: Text
     metric: Text
     """What was measured, in words."""
-    source: Annotated[str, Field(pattern=r"^https://[^\s]+$|^docs/[^\s]+$")]
-    """Address of the figures; of our own, a page of docs/."""
-    points: list[Point]
-    is_bound: bool = False
-    """Whether values are lower bounds of a test, not measurements."""
-    seconds_per_step: Annotated[float, Field(gt=0)] | None = None
-    hardware: str = ""
+    source: Annotated[str, Field(max_length=500, pattern=r"^https://[^\s|`]+$|^docs/[^\s|`]+$")]
+    """Address of the figures; of this project's own, a page of docs/."""
+    points: Annotated[list[Point], Field(min_length=1, max_length=10_000)]
+    is_lower_bound: bool = False
+    """Whether values are lower bounds that a test asserts, not measurements."""
+    seconds_per_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    hardware: Text | None = None
 
 
 @dataclass(kw_only=True)
@@ -55,15 +51,16 @@ class Variant:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9_.-]+$")]
-    """Stem of the TOML beside it, or the name of one that comes with titan_rl."""
+    name: Annotated[str, Field(max_length=80, pattern=r"^[a-z0-9_.-]+$")]
+    """Stem of the TOML in the recipe's folder, or the name of one that comes with titan_rl."""
     gpus: Annotated[int, Field(ge=0)]
     """0: a CPU."""
     metric: Text
-    """Of metrics.jsonl: what is drawn beside the curves."""
-    curves: list[Curve] = field(default_factory=list)
-    ours: list[Curve] = field(default_factory=list)
-    """Of this variant, measured here."""
+    """Column of metrics.jsonl that is compared."""
+    reference_curves: list[Label] = field(default_factory=list)
+    """Labels of published curves."""
+    measured: list[Label] = field(default_factory=list)
+    """Labels of curves of this variant that were measured here."""
 
 
 @dataclass(kw_only=True)
@@ -71,6 +68,8 @@ class Expected:
     """Contents of expected.json."""
 
     about: Text
+    curves: dict[Label, Curve] = field(default_factory=dict)
+    """By label."""
     variants: Annotated[list[Variant], Field(min_length=1)]
 
 
@@ -92,20 +91,17 @@ class Recipe:
             raise ConfigError(f"recipe {self.name} has no variant {name!r}: {nearest(name, variants)}")
         return variants[name] if name is not None else self.expected.variants[0]
 
+    def curves(self, variant: Variant) -> dict[str, Curve]:
+        """Curves of a variant by label, published ones first."""
+        return {label: self.expected.curves[label] for label in (*variant.reference_curves, *variant.measured)}
+
     def toml(self, variant: Variant) -> Path:
         """Path of a variant's TOML. Errors: ConfigError if there is none."""
-        beside = self.folder / f"{variant.name}.toml"
-        path = beside if beside.is_file() else find_config(variant.name)
+        own = self.folder / f"{variant.name}.toml"
+        path = own if own.is_file() else find_config(variant.name)
         if not path.is_file():
-            raise ConfigError(f"recipe {self.name}: there is no {beside}, and no shipped TOML of that name; add it")
+            raise ConfigError(f"recipe {self.name}: there is no {own}, and no shipped TOML of that name; add it")
         return path
-
-    def readme_rows(self) -> dict[str, str]:
-        """Rows of the README's first table. Errors: ConfigError; OSError."""
-        rows = dict(_ROW.findall(read_text(self.folder / README)))
-        if missing := [name for name in README_ROWS if not rows.get(name)]:
-            raise ConfigError(f"{self.folder / README} has no row {missing[0]!r} in its table: add it")
-        return {name: rows[name] for name in README_ROWS}
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -120,9 +116,19 @@ def read_recipe(folder: Path) -> Recipe:
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no object: give 'about' and 'variants'")
     try:
-        return Recipe(folder, build_section(Expected, values, EXPECTED))
+        return Recipe(folder, _checked(build_section(Expected, values, EXPECTED)))
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
+
+
+def _checked(expected: Expected) -> Expected:
+    """Errors: ConfigError for a variant's curve that is not there."""
+    for variant in expected.variants:
+        for label in (*variant.reference_curves, *variant.measured):
+            if label not in expected.curves:
+                known = nearest(label, expected.curves) if expected.curves else "'curves' is empty"
+                raise ConfigError(f"{EXPECTED}: variant {variant.name} names the curve {label!r}: {known}")
+    return expected
 
 
 def shipped_recipes() -> dict[str, Recipe]:

@@ -1,6 +1,9 @@
-"""Report of a recipe's run: its run directory read once, and written as Markdown."""
+"""Report of a recipe's run: its run directory read once, and written as Markdown.
 
-from collections.abc import Iterator, Mapping, Sequence
+A part of the run directory that cannot be read says so in its own place, and leaves the others as they are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,28 +12,21 @@ from typing import Any
 from titan_rl.config.errors import ConfigError
 from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.io.printable import printable
-from titan_rl.config.load import flat, load_config, read_resolved
-from titan_rl.controller.preflight.checks import resolve
+from titan_rl.config.load import flat, read_resolved
+from titan_rl.diagnostics.bench.memory_watch import MemoryUse
 from titan_rl.diagnostics.ledger_report import read_ledger
 from titan_rl.diagnostics.recipes import comparison
 from titan_rl.diagnostics.recipes.recipe import NOT_MEASURED, Curve, Recipe, Variant
+from titan_rl.diagnostics.recipes.variants import differences_from
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.run_directory.rundir import RunDir, is_on_data
 from titan_rl.records.statistics import Proportion
 
-_LONGEST_VALUE = 80
+_MAX_VALUE = 80
 """Characters of a setting's value in a table."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What the command measured around a run: the machine, and the largest memory of its host and GPUs."""
-
-    memory_mib: float
-    memory_by_process: Mapping[str, float]
-    gpu_mib: Mapping[str, float]
-    """By GPU; empty without one."""
-    machine: Mapping[str, Any]
+_MAX_TEXT = 500
+"""Characters of a recipe's own text in a table."""
+Rows = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,12 @@ class RecipeRun:
     recipe: Recipe
     variant: Variant
     run_dir: RunDir
-    measured: Measured | None = None
-    """None: the run was not driven by ``recipe run``."""
+    observed: Rows = ()
+    """What was measured from outside while the run lasted, as rows of the report."""
+
+    @property
+    def curves(self) -> dict[str, Curve]:
+        return self.recipe.curves(self.variant)
 
     @cached_property
     def records(self) -> list[dict[str, float]]:
@@ -62,9 +62,9 @@ class RecipeRun:
         return flat(read_resolved(self.run_dir.config))
 
     @cached_property
-    def recipe_settings(self) -> dict[str, Any]:
-        """Flat, as the recipe's TOML resolves on this machine. Errors: ConfigError."""
-        return flat(resolve(load_config(self.recipe.toml(self.variant), with_models=False)).as_dict())
+    def differences(self) -> list[comparison.Difference]:
+        """Settings that are not the recipe's. Errors: ConfigError."""
+        return differences_from(self.recipe, self.variant, self.settings)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -84,21 +84,19 @@ class RecipeRun:
 
 
 def markdown(run: RecipeRun, picture: str | None) -> str:
-    """Report as Markdown. ``picture``: file name of the curves beside it; None without a step."""
+    """Report as Markdown. ``picture``: file name of the curves' picture; None without a step."""
     return "\n".join(_lines(run, picture)) + "\n"
 
 
 def _lines(run: RecipeRun, picture: str | None) -> Iterator[str]:
-    yield f"# {run.recipe.name}: {run.variant.name}"
-    yield from ("", run.recipe.expected.about, "")
+    yield f"# {_cell(run.recipe.name)}: {run.variant.name}"
+    yield from ("", _text(run.recipe.expected.about), "")
     if picture:
-        yield from (f"![{run.variant.metric}]({picture})", "")
-    yield from _section("The run", ("", ""), [*_outcome(run), *_measures(run)])
-    for curve in (*run.variant.curves, *run.variant.ours):
-        yield from _beside(run, curve)
-    found = comparison.differences(run.recipe_settings, run.settings)
-    rows = [(each.key, _value(each.recipe), _value(each.run)) for each in found]
-    yield from _section("What differs from the recipe", ("setting", "recipe", "this run"), rows)
+        yield from (f"![{_text(run.variant.metric)}]({picture})", "")
+    yield from _section("The run", ("", ""), [*_outcome(run), *_speed(run), *run.observed, *_health(run)])
+    for label, curve in run.curves.items():
+        yield from _comparison(run, label, curve)
+    yield from _section("What differs from the recipe", ("setting", "recipe", "this run"), _differing(run))
 
 
 def _section(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -113,47 +111,69 @@ def _section(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -
     yield ""
 
 
+def _or_error(part: Callable[[], str]) -> str:
+    """Cell of a part, or why it cannot be read."""
+    try:
+        return part()
+    except (ConfigError, OSError) as error:
+        return _text(str(error))
+
+
 def _outcome(run: RecipeRun) -> Iterator[tuple[str, str]]:
-    summary = run.summary
     yield "directory", _value(str(run.run_dir.root))
-    steps = f"{len(run.steps)} of {run.settings.get('training.steps')}"
-    yield "steps", f"{steps}; {_cell(str(summary['why_ended']))}" if "why_ended" in summary else f"{steps}; not ended"
+    yield "steps", _or_error(lambda: _steps(run))
     for when in ("before", "after"):
-        if (accuracy := _proportion(summary.get(f"held_out_{when}"))) is not None:
-            yield f"held-out accuracy {when}", str(accuracy)
+        cell = _or_error(lambda when=when: _proportion(run.summary.get(f"held_out_{when}")))
+        if cell:
+            yield f"held-out accuracy {when}", cell
     if run.points:
-        yield run.variant.metric, f"{run.points[0][1]:.3f} → {run.points[-1][1]:.3f}"
+        yield _text(run.variant.metric), f"{run.points[0][1]:.3f} → {run.points[-1][1]:.3f}"
 
 
-def _proportion(value: Any) -> Proportion | None:
-    """None for what a summary would not hold."""
+def _steps(run: RecipeRun) -> str:
+    steps = f"{len(run.steps)} of {_cell(str(run.settings.get('training.steps')))}"
+    why_ended = run.summary.get("why_ended")
+    return f"{steps}; not ended" if why_ended is None else f"{steps}; {_cell(str(why_ended))}"
+
+
+def _proportion(value: Any) -> str:
+    """Empty for what a summary would not hold."""
     if not isinstance(value, dict):
-        return None
+        return ""
     correct, count = value.get("correct"), value.get("count")
     if not isinstance(correct, int) or not isinstance(count, int) or not 0 <= correct <= count or not count:
-        return None
-    return Proportion(correct, count)
+        return ""
+    return str(Proportion(correct, count))
 
 
-def _measures(run: RecipeRun) -> Iterator[tuple[str, str]]:
+def _speed(run: RecipeRun) -> Iterator[tuple[str, str]]:
     yield "seconds a step, median", _seconds(run)
     for phase in ("generate", "forward_backward"):
         rate = comparison.median_of(run.steps, f"tokens_per_second_{phase}")
         if rate is not None:
             yield f"tokens a second, {phase.replace('_', ' and ')}", f"{rate:,.0f}"
-    yield "largest memory of all actors", _memory(run.measured)
-    if run.measured and run.measured.gpu_mib:
-        used = ", ".join(f"GPU {index} {mib / 1024:.1f}" for index, mib in run.measured.gpu_mib.items())
-        yield "largest memory of a GPU, GiB", used
-    if run.measured:
-        yield "machine", _cell(", ".join(f"{name} {value}" for name, value in run.measured.machine.items()))
-    yield from _ratios(run)
-    yield "agreement of trainer and generator", _agreement(comparison.agreement_of(run.steps, run.settings))
-    yield "ledger", _ledger(run.ledger)
+    if not run.observed:
+        yield "largest memory of all actors", NOT_MEASURED
 
 
-def _ratios(run: RecipeRun) -> Iterator[tuple[str, str]]:
-    """Of the policy to the one that sampled, and how much of it was clipped."""
+def observed_rows(memory: MemoryUse, gpu_mib: Mapping[str, float], machine: Mapping[str, Any]) -> Rows:
+    """Rows of what was measured from outside: the largest memory of the host and of GPUs, and the machine."""
+    used = ", ".join(f"GPU {index} {mib / 1024:.1f}" for index, mib in gpu_mib.items())
+    of_gpus = [("largest memory of a GPU, GiB", used)] if used else []
+    about = ", ".join(f"{name} {value}" for name, value in machine.items())
+    return [("largest memory of all actors", _memory(memory)), *of_gpus, ("machine", _text(about))]
+
+
+def _memory(memory: MemoryUse) -> str:
+    if not memory.mib:
+        return NOT_MEASURED
+    largest = sorted(memory.by_process.items(), key=lambda each: -each[1])[:3]
+    names = ", ".join(f"{_cell(name)} {mib / 1024:.2f}" for name, mib in largest)
+    return f"{memory.mib / 1024:.2f} GiB on the host ({names})"
+
+
+def _health(run: RecipeRun) -> Iterator[tuple[str, str]]:
+    """Ratio of the policy to the one that sampled, agreement, and the ledger."""
     for name, title in (
         ("ratio", "policy ratio, median of steps"),
         ("clip_fraction", "clipped tokens, median of steps"),
@@ -161,34 +181,30 @@ def _ratios(run: RecipeRun) -> Iterator[tuple[str, str]]:
         value = comparison.median_of(run.steps, name)
         if value is not None:
             yield title, f"{value:.4f}"
+    yield "agreement of trainer and generator", _or_error(lambda: _agreement(run))
+    yield "ledger", _or_error(lambda: _ledger(run.ledger))
 
 
 def _seconds(run: RecipeRun) -> str:
     seconds = comparison.median_of(run.steps, "seconds_step")
     published = [
-        f"{curve.label}: {curve.seconds_per_step:g}{f' on {curve.hardware}' if curve.hardware else ''}"
-        for curve in (*run.variant.curves, *run.variant.ours)
+        f"{_text(label)}: {curve.seconds_per_step:g}{f' on {_text(curve.hardware)}' if curve.hardware else ''}"
+        for label, curve in run.curves.items()
         if curve.seconds_per_step
     ]
-    ours = NOT_MEASURED if seconds is None else f"{seconds:.2f}"
-    return f"{ours} ({'; '.join(published)})" if published else ours
+    measured = NOT_MEASURED if seconds is None else f"{seconds:.2f}"
+    return f"{measured} ({'; '.join(published)})" if published else measured
 
 
-def _memory(measured: Measured | None) -> str:
-    if measured is None or not measured.memory_mib:
-        return NOT_MEASURED
-    largest = sorted(measured.memory_by_process.items(), key=lambda each: -each[1])[:3]
-    names = ", ".join(f"{_cell(name)} {mib / 1024:.2f}" for name, mib in largest)
-    return f"{measured.memory_mib / 1024:.2f} GiB on the host ({names})"
-
-
-def _agreement(agreement: comparison.Agreement | None) -> str:
-    if agreement is None:
+def _agreement(run: RecipeRun) -> str:
+    agreements = comparison.agreements_of(run.steps)
+    if not agreements:
         return "none: nothing was sampled"
-    figures = f"mean {agreement.mean:.5f}, largest {agreement.largest:.5f}"
-    if agreement.limit is None:
+    figures = f"mean {sum(agreements) / len(agreements):.5f}, largest {max(agreements):.5f}"
+    limit = comparison.limit_of(run.settings)
+    if limit is None:
         return f"{figures} (off-policy, without a limit)"
-    return f"{figures}; {'within' if agreement.holds else 'BEYOND'} the limit of {agreement.limit:g}"
+    return f"{figures}; {'within' if comparison.is_within(agreements, limit) else 'BEYOND'} the limit of {limit:g}"
 
 
 def _ledger(ledger: Mapping[str, Any] | None) -> str:
@@ -200,30 +216,41 @@ def _ledger(ledger: Mapping[str, Any] | None) -> str:
     return f"{account} + pending {ledger['pending']:,}; {verdict}"
 
 
-def _beside(run: RecipeRun, curve: Curve) -> Iterator[str]:
-    bound = "at least" if curve.is_bound else "published"
+def _comparison(run: RecipeRun, label: str, curve: Curve) -> Iterator[str]:
+    header = ("step", "at least" if curve.is_lower_bound else "reference", "this run", "at step", "difference")
     rows = [
-        (f"{pair.step:g}", f"{pair.published:.3f}", *_of_run(pair))
-        for pair in comparison.beside(curve.points, run.points)
+        (f"{pair.step:g}", f"{pair.reference:.3f}", *_of_run(pair))
+        for pair in comparison.compare(curve.points, run.points)
     ]
-    yield from _section(f"Beside {curve.label}", ("step", bound, "this run", "at step", "difference"), rows)
-    yield f"{curve.metric}, {curve.source}; this run: `{run.variant.metric}`."
+    yield from _section(f"Compared with {_text(label)}", header, rows)
+    yield f"{_text(curve.metric)}, {curve.source}; this run: `{_text(run.variant.metric)}`."
     yield ""
 
 
 def _of_run(pair: comparison.Pair) -> tuple[str, str, str]:
-    if pair.ours is None or pair.difference is None:
+    if pair.measured is None:
         return NOT_MEASURED, "", ""
-    return f"{pair.ours:.3f}", f"{pair.at:g}", f"{pair.difference:+.3f}"
+    return f"{pair.measured:.3f}", f"{pair.measured_step:g}", f"{pair.measured - pair.reference:+.3f}"
+
+
+def _differing(run: RecipeRun) -> list[tuple[str, str, str]]:
+    try:
+        return [(_cell(each.key), _value(each.recipe), _value(each.run)) for each in run.differences]
+    except ConfigError as error:
+        return [("cannot be compared", _text(str(error)), "")]
 
 
 def _value(value: Any) -> str:
     return f"`{_cell(repr(value))}`"
 
 
-def _cell(text: str) -> str:
+def _text(text: str) -> str:
+    return _cell(text, _MAX_TEXT)
+
+
+def _cell(text: str, most: int = _MAX_VALUE) -> str:
     """Text of a run or a file, as a table's cell holds it."""
-    return printable(text, _LONGEST_VALUE).replace("|", "\\|").replace("`", "'")
+    return printable(text, most).replace("|", "\\|").replace("`", "'")
 
 
 def report_files(root: Path) -> tuple[Path, Path]:

@@ -4,28 +4,30 @@
 
 A row has ``question`` and its right answers: ``golden_answers``, ``answers`` or ``answer``, a text or a list of them.
 Right is an answer that equals one of them but for case, punctuation, articles and white space (exact match of SQuAD,
-Rajpurkar et al. 2016). The corpus is rows with ``text`` or ``contents``, and ``title`` if they like. Its index is made
-in each verifier process, with the first search, and held in its memory: searches meanwhile wait for it, at most
-``verifier.step_timeout`` seconds.
+Rajpurkar et al. 2016). Answers of which that leaves nothing are left out, and so is a row without another. The corpus
+is rows with ``text`` or ``contents``, and ``title`` if they like. Its index is built as a verifier starts, under
+``mesh.start_timeout``, and held in its memory.
 """
 
 import asyncio
 import json
 import re
 import string
+import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.sections.kinds import Files
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.rows.file_sources import check_unweighted, locate_sources, read_sources
 from titan_rl.data.rows.row_fields import encodable, names, shown
+from titan_rl.data.rows.splits import Split
 from titan_rl.data.types import Prompt
-from titan_rl.environments.conversation.tools import ToolEnvironment
+from titan_rl.environments.conversation.tools import MAX_RESULT, ToolEnvironment
 from titan_rl.environments.interfaces.tool import Tool, ToolError
 from titan_rl.environments.prompts.row_files import DataRow
 from titan_rl.environments.tasks.search.bm25 import BM25, Passage
@@ -35,10 +37,14 @@ _CORPUS = "task.options.corpus"
 _ANSWERS = ("golden_answers", "answers", "answer")
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_LONGEST = 300
+_MAX_ANSWER = 300
 """Characters of an answer; a longer one is wrong."""
-_SECONDS = 600.0
-"""Of a call; the environment's own deadline comes before."""
+_MAX_TITLE = 100
+"""Characters of a title; the rest is cut off."""
+_PER_PASSAGE = _MAX_TITLE + 10
+"""Characters of a result for each passage besides its text: number, title, marks."""
+_TOOL_TIMEOUT = 600.0
+"""Seconds of a call; the environment's own deadline comes before."""
 _PARAMETERS = {
     "type": "object",
     "properties": {"query": {"type": "string", "description": "words to look for"}},
@@ -63,6 +69,8 @@ class SearchOptions(SuiteOptions):
     """Passages that a search gives."""
     passage_characters: Annotated[int, Field(ge=50, le=4000)] = 1000
     """Characters of a passage that are shown."""
+    held_out_only: list[str] = field(default_factory=list)
+    """Sets whose held-out rows are evaluated, by ``data_source``, ``task_name`` or ``dataset``; empty: all."""
 
 
 class SearchTask(SuiteTask):
@@ -77,14 +85,27 @@ class SearchTask(SuiteTask):
             raise ConfigError("task.name = 'search' needs task.options.corpus: give JSON lines or Parquet of passages")
         super().__init__(task, folders)
         check_unweighted(_CORPUS, self.options.corpus)
-        self._index: asyncio.Future[BM25] | None = None
-        self._tool = Tool(
-            "search", "Finds passages that fit a query best.", _PARAMETERS, self._search, timeout=_SECONDS
-        )
+        _check_lengths(self.options)
+        self._index: BM25 | None = None
+        self._building = threading.Lock()
+        about = "Finds passages that fit a query best."
+        self._tool = Tool("search", about, _PARAMETERS, self._search, timeout=_TOOL_TIMEOUT)
         self.tools = [self._tool.schema]
 
-    def _row(self, place: str, columns: dict[str, Any]) -> DataRow:
+    def _make_split(self) -> Split[DataRow]:
+        split = super()._make_split()
+        only = self.options.held_out_only
+        known = {row.set_name for row in split.held_out} - {None}
+        if missing := next((name for name in only if name not in known), None):
+            hint = nearest(missing, map(str, known)) if known else "they have no 'data_source' or 'task_name'"
+            raise ConfigError(f"task.options.held_out_only: no held-out row is of the set {missing!r}: {hint}")
+        held_out = [row for row in split.held_out if row.set_name in only] if only else split.held_out
+        return replace(split, held_out=held_out)
+
+    def _row(self, place: str, columns: dict[str, Any]) -> DataRow | None:
         question, answers = text_column(place, columns, "question"), _answers(place, columns)
+        if not answers:
+            return None
         return DataRow(place, columns | {_ANSWERS[0]: answers}, self._asked(question), None, answers[0])
 
     def check_ready(self) -> None:
@@ -99,18 +120,29 @@ class SearchTask(SuiteTask):
             for _, (place, columns) in read_sources(sources):
                 title = columns.get("title")
                 text = encodable(place, "text", text_column(place, columns, "text", "contents"))
-                yield Passage(title if isinstance(title, str) else "", text)
+                yield Passage(" ".join(title.split())[:_MAX_TITLE] if isinstance(title, str) else "", text)
         except OSError as error:
             raise ConfigError(f"{_CORPUS} cannot be read: {error}") from None
+
+    def prepare_episodes(self) -> None:
+        """Build the index of the corpus. Errors: ConfigError."""
+        self._built_index()
+
+    def _built_index(self) -> BM25:
+        """Index, built once by whichever thread comes first. Errors: ConfigError."""
+        with self._building:
+            if self._index is None:
+                self._index = BM25(self._read_corpus())
+            return self._index
 
     async def _search(self, query: str) -> str:
         """Errors: ToolError for a query without a word; ConfigError for a corpus that changed."""
         if not query.strip():
             raise ToolError("give words to look for")
-        if self._index is None:
-            self._index = asyncio.ensure_future(asyncio.to_thread(lambda: BM25(self._read_corpus())))
-        index = await asyncio.shield(self._index)  # who gives up waiting for it does not end it
-        found = index.search(query, self.options.passages)
+        return await asyncio.to_thread(self._results, query)
+
+    def _results(self, query: str) -> str:
+        found = self._built_index().search(query, self.options.passages)
         return "\n".join(self._shown(*each) for each in enumerate(found, 1)) or "no passage has any of these words"
 
     def _shown(self, number: int, passage: Passage) -> str:
@@ -131,7 +163,7 @@ class SearchTask(SuiteTask):
     def final(self, prompt: Prompt, answer: str) -> str | None:
         """Normalized text of an answer's only pair of tags."""
         tagged = _TAGGED.findall(answer)
-        return normalized(tagged[0]) or None if len(tagged) == 1 and len(tagged[0]) <= _LONGEST else None
+        return normalized(tagged[0]) or None if len(tagged) == 1 and len(tagged[0]) <= _MAX_ANSWER else None
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
         """Score the last answer: 1 if it equals a right one, else 0."""
@@ -139,16 +171,24 @@ class SearchTask(SuiteTask):
         return {"exact": float(self.final(prompt, answers[-1]) in right)}
 
 
+def _check_lengths(options: SearchOptions) -> None:
+    """Errors: ConfigError for passages that a tool's result has no room for."""
+    most = MAX_RESULT // options.passages - _PER_PASSAGE
+    if options.passage_characters > most:
+        raise ConfigError(
+            f"task.options.passage_characters = {options.passage_characters}: the model is shown {MAX_RESULT} characters of "
+            f"a result, so {options.passages} passages have at most {most} each: lower it, or task.options.passages"
+        )
+
+
 def _answers(place: str, columns: dict[str, Any]) -> list[str]:
-    """Right answers of a row. Errors: ConfigError."""
+    """Right answers of a row; empty if normalization leaves nothing of any. Errors: ConfigError."""
     name = next((name for name in _ANSWERS if columns.get(name) is not None), None)
     if name is None:
         raise ConfigError(f"{place}: no 'golden_answers' or 'answer'; {names(columns, _ANSWERS)}")
     value = columns[name]
     answers = value if isinstance(value, list) else [value]
     for answer in answers:
-        if not isinstance(answer, str) or not normalized(encodable(place, name, answer)):
-            raise ConfigError(f"{place}: {name!r} has {shown(answer)}: give texts with a word or a number")
-    if not answers:
-        raise ConfigError(f"{place}: {name!r} is empty: give a right answer")
-    return answers
+        if not isinstance(answer, str):
+            raise ConfigError(f"{place}: {name!r} has {shown(answer)}: give text")
+    return [answer for answer in answers if normalized(encodable(place, name, answer))]

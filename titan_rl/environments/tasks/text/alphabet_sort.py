@@ -56,6 +56,8 @@ class AlphabetSortOptions:
     """Fewest new names of a turn."""
     max_names: Annotated[int, Field(ge=1, le=20)] = 4
     """Most new names of a turn."""
+    has_last_names: bool = True
+    """Whether a name in a chat is a first and a last one, by either of which lists are sorted; else a first name."""
     power: Annotated[float, Field(ge=1, le=32)] = 4.0
     """To which the mean similarity is raised."""
 
@@ -63,7 +65,7 @@ class AlphabetSortOptions:
 class AlphabetSortTask(Task):
     """Endless task of names; one prompt in five is held out, by a hash of its names. Errors: ConfigError."""
 
-    ABOUT = "names in alphabetical order, turn by turn: task.options.turns, min_names, max_names, power"
+    ABOUT = "names in alphabetical order, turn by turn: task.options.turns, min_names, max_names, ..."
     style: Style
 
     def __init__(self, task: TaskConfig):
@@ -79,8 +81,9 @@ class AlphabetSortTask(Task):
         draw, options = random.Random(f"{stream} {seed} {index}"), self.options
         counts = [draw.randint(options.min_names, options.max_names) for _ in range(options.turns)]
         first, last = draw.sample(plain_names(), sum(counts)), draw.sample(plain_names(), sum(counts))
-        pairs = [[own] if self.style == "compact" else [own, family] for own, family in zip(first, last, strict=True)]
-        by = draw.choice((0, 1)) if self.style == "chat" else 0
+        has_last = self.style == "chat" and options.has_last_names
+        pairs = [[own, family] if has_last else [own] for own, family in zip(first, last, strict=True)]
+        by = draw.choice((0, 1)) if has_last else 0
         starts = [sum(counts[:turn]) for turn in range(options.turns)]
         names = [pairs[start : start + count] for start, count in zip(starts, counts, strict=True)]
         entry = {"names": names, "by": by}

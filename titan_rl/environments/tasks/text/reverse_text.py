@@ -4,8 +4,9 @@
     chat      ... the sea           <reversed_text>aes eht</reversed_text>
 
 The reward is the similarity of what is written and what is expected, so that a nearly right answer earns more than
-none. Held-out accuracy counts exact answers. Words are of a story that comes with reasoning-gym (Jules Verne and Michel
-Verne, In the Year 2889).
+none. It has a floor, that of prime-rl's reward too: with three to eight words a constant `` eht fo dna`` earns 0.28 on
+average, the text as it was asked 0.24, each word reversed in its place 0.44. Held-out accuracy counts exact answers.
+Words are of a story that comes with reasoning-gym (Jules Verne and Michel Verne, In the Year 2889).
 """
 
 import random
@@ -26,6 +27,8 @@ from titan_rl.environments.interfaces.task import RewardParts, Task
 
 PASSAGE = 16
 """Words of a passage; a prompt's are of one passage, and a passage is held out as a whole."""
+_FEW_WORDS = 3
+"""Fewer words than these come in many passages, so that a text of so few is held out by itself."""
 _ASKED = "Reverse this text character by character, and give the reversed text within <reversed_text> tags:\n\n{text}"
 _TAGGED = re.compile(r"<reversed_text>(.*?)</reversed_text>", re.DOTALL)
 _STORY = re.compile(r"\*\*\* START OF.*?\*\*\*(.*)\*\*\* END OF", re.DOTALL)
@@ -59,12 +62,20 @@ class ReverseTextOptions:
     """Fewest words of a prompt."""
     max_words: Annotated[int, Field(ge=1, le=PASSAGE)] = 8
     """Most words of a prompt."""
+    max_characters: Annotated[int, Field(ge=1, le=40)] = 40
+    """Most characters of a word; longer ones are left out."""
+
+
+def _with_words(options: ReverseTextOptions) -> list[tuple[str, ...]]:
+    """Passages without longer words, where enough are left."""
+    short = [tuple(word for word in each if len(word) <= options.max_characters) for each in passages()]
+    return [each for each in short if len(each) >= options.max_words]
 
 
 class ReverseTextTask(Task):
     """Endless task of text to reverse; one passage in five is held out, by a hash. Errors: ConfigError."""
 
-    ABOUT = "text to write backwards, rewarded by similarity: task.options.min_words, max_words"
+    ABOUT = "text to write backwards, rewarded by similarity: task.options.min_words, max_words, max_characters"
     style: Style
 
     def __init__(self, task: TaskConfig):
@@ -75,17 +86,23 @@ class ReverseTextTask(Task):
                 f"task.options.min_words = {self.options.min_words} is more than max_words = "
                 f"{self.options.max_words}: lower it"
             )
+        self._passages = _with_words(self.options)
+        if not self._passages:
+            raise ConfigError(
+                f"task.options.max_characters = {self.options.max_characters}: no passage has max_words = "
+                f"{self.options.max_words} words as short: raise it"
+            )
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         draw = random.Random(f"{stream} {seed} {index}")
-        passage = draw.choice(passages())
+        passage = draw.choice(self._passages)
         count = draw.randint(self.options.min_words, self.options.max_words)
-        start = draw.randint(0, PASSAGE - count)
+        start = draw.randint(0, len(passage) - count)
         text = " ".join(passage[start : start + count])
         return Prompt(f"{stream}/{index:07d}", text, text[::-1], {"passage": " ".join(passage)})
 
     def is_held_out(self, prompt: Prompt) -> bool:
-        return is_held_out(prompt.entry["passage"])
+        return is_held_out(prompt.entry["passage"] if self.options.min_words >= _FEW_WORDS else prompt.text)
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":

@@ -3,15 +3,19 @@
     compact   >    crane  --y--  slimy  -----  ...
     chat      Guess a word of five letters ...   <guess>crane</guess>   crane: c absent, r absent, a present, ...
 
-A mark a letter: ``g`` stands where the secret word has it, ``y`` is elsewhere in the word, ``-`` is not in it, or not
-that often. A guess that is no word of five letters costs its turn. The secret stays in the environment. Words are those
-of reasoning-gym's list. A worked example draws each guess from the words that all marks so far leave.
+Feedback has a character for each letter: ``g`` stands where the secret word has it, ``y`` is elsewhere in the word,
+``-`` is not in it, or not that often. A guess that is no word of five letters costs its turn. The secret stays in the
+environment. Words are those of reasoning-gym's list. With ``candidates`` the prompt lists some, of which one is the
+secret: what a small model can play.
+
+A worked example draws each guess from the words that are consistent with all feedback so far, and takes the secret as
+its last, whatever the feedback leaves. No word of it is held out, but for the secret of a held-out prompt.
 """
 
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
@@ -34,6 +38,7 @@ _ASKED = (
     "whether it is in the right place, in another place, or absent. Give each guess within <guess> tags, such as "
     "<guess>crane</guess>, and nothing behind it."
 )
+_CANDIDATES = " The word is one of these: {words}."
 _NO_GUESS = {"compact": "?????\n", "chat": "That is no word of five letters within one pair of <guess> tags."}
 
 
@@ -45,8 +50,14 @@ def secret_words() -> tuple[str, ...]:
     return tuple(word for word in wordle_words if _WORD.fullmatch(word))
 
 
-def marks(guess: str, secret: str) -> str:
-    """A mark for each letter; a letter is marked as often as the secret has it, right places first."""
+@cache
+def training_words() -> tuple[str, ...]:
+    """Words that are not held out."""
+    return tuple(word for word in secret_words() if not is_held_out(word))
+
+
+def feedback(guess: str, secret: str) -> str:
+    """Feedback on a guess, a character a letter: each counts as often as the secret has it, right places first."""
     left = Counter(wanted for mine, wanted in zip(guess, secret, strict=True) if mine != wanted)
     found = []
     for mine, wanted in zip(guess, secret, strict=True):
@@ -56,10 +67,10 @@ def marks(guess: str, secret: str) -> str:
     return "".join(found)
 
 
-def fitting(words: Iterable[str], guess: str, secret: str) -> list[str]:
-    """Words for which a guess would have been marked as it was for the secret."""
-    mark = marks(guess, secret)
-    return [word for word in words if marks(guess, word) == mark]
+def consistent(words: Iterable[str], guess: str, secret: str) -> list[str]:
+    """Words for which a guess would have had the feedback that it has for the secret."""
+    given = feedback(guess, secret)
+    return [word for word in words if feedback(guess, word) == given]
 
 
 @dataclass(kw_only=True)
@@ -70,12 +81,14 @@ class WordleOptions:
     """Guesses after which the game is lost."""
     credit_for_letters: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """What the best guess of a lost game earns for each letter in its place, a fifth of it."""
+    candidates: Annotated[int, Field(ge=0, le=100)] = 0
+    """Words of which one is the secret, listed in the prompt; 0: the prompt lists none."""
 
 
 class WordleTask(Task):
     """Endless task of secret words; one word in five is held out, by a hash. Errors: ConfigError."""
 
-    ABOUT = "a word of five letters, guessed in turns: task.options.max_turns, credit_for_letters"
+    ABOUT = "a word of five letters, guessed in turns: task.options.max_turns, candidates, ..."
     style: Style
 
     def __init__(self, task: TaskConfig):
@@ -84,25 +97,35 @@ class WordleTask(Task):
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         """Prompt of a secret word; its text names the word for records, and the model does not see it."""
-        secret = random.Random(f"{stream} {seed} {index}").choice(secret_words())
-        return Prompt(f"{stream}/{index:07d}", f"wordle {secret}", secret, {})
+        draw = random.Random(f"{stream} {seed} {index}")
+        secret = draw.choice(secret_words())
+        if not self.options.candidates:
+            return Prompt(f"{stream}/{index:07d}", f"wordle {secret}", secret, {})
+        others = [word for word in draw.sample(training_words(), self.options.candidates) if word != secret]
+        candidates = [*others[: self.options.candidates - 1], secret]
+        draw.shuffle(candidates)
+        text = f"wordle {secret} of {' '.join(candidates)}"
+        return Prompt(f"{stream}/{index:07d}", text, secret, {"candidates": candidates})
 
     def is_held_out(self, prompt: Prompt) -> bool:
         return is_held_out(prompt.answer)
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
+        candidates = prompt.entry.get("candidates", [])
         if self.style == "compact":
-            return ">"
+            return f"{' '.join(candidates)}>"
         system = [message("system", self.system_prompt)] if self.system_prompt else []
-        return [*system, message("user", _ASKED.format(turns=self.options.max_turns))]
+        listed = _CANDIDATES.format(words=", ".join(candidates)) if candidates else ""
+        return [*system, message("user", _ASKED.format(turns=self.options.max_turns) + listed)]
 
     def demonstration(self, prompt: Prompt) -> list[str]:
-        """Guesses that keep to all marks, the secret last."""
+        """Consistent guesses, the secret last."""
         draw, guesses = random.Random(f"guesses {prompt.id} {prompt.answer}"), list[str]()
-        left: Sequence[str] = secret_words()
+        words: Iterable[str] = prompt.entry.get("candidates") or training_words()
+        left = sorted({*words, prompt.answer})
         while len(guesses) < self.options.max_turns - 1 and prompt.answer not in guesses:
             guesses.append(draw.choice(left))
-            left = fitting(left, guesses[-1], prompt.answer)
+            left = consistent(left, guesses[-1], prompt.answer)
         guesses += [] if prompt.answer in guesses else [prompt.answer]
         return guesses if self.style == "compact" else [f"<guess>{guess}</guess>" for guess in guesses]
 
@@ -112,10 +135,11 @@ class WordleTask(Task):
             return None
         if guess is None:
             return _NO_GUESS[self.style]
-        mark = marks(guess, prompt.answer)
+        given = feedback(guess, prompt.answer)
         if self.style == "compact":
-            return f"{mark}\n"
-        return f"{guess}: " + ", ".join(f"{letter} {_MEANINGS[m]}" for letter, m in zip(guess, mark, strict=True))
+            return f"{given}\n"
+        told = (f"{letter} {_MEANINGS[mark]}" for letter, mark in zip(guess, given, strict=True))
+        return f"{guess}: {', '.join(told)}"
 
     def guess(self, answer: str) -> str | None:
         """Word that an answer guesses; None if it is no word of five letters, or there are several."""
@@ -128,5 +152,5 @@ class WordleTask(Task):
         guesses = [guess for answer in answers[: self.options.max_turns] if (guess := self.guess(answer)) is not None]
         if prompt.answer in guesses:
             return {"won": 1.0, "letters": 0.0}
-        placed = max((marks(guess, prompt.answer).count("g") for guess in guesses), default=0)
+        placed = max((feedback(guess, prompt.answer).count("g") for guess in guesses), default=0)
         return {"won": 0.0, "letters": self.options.credit_for_letters * placed / LETTERS}
