@@ -1,35 +1,42 @@
 """Recipes: each is whole, its TOMLs are ones of today, and a report says what a run came to."""
 
 import asyncio
+import dataclasses
+import errno
 import json
+import math
 import os
 import re
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 from chat_models import make_chat_model
 from made_run import made_run
-from recipe_runs import OWN, RECIPES, VARIANTS, replaced
+from recipe_runs import OWN, RECIPES, VARIANTS, readme_rows, replaced
 from tree import TREE
 from waiting import eventually
 
 from titan_rl.cli import main
 from titan_rl.config.io.toml_text import toml_text
-from titan_rl.config.load import ConfigError, load_config, read_resolved
+from titan_rl.config.load import ConfigError, flat, load_config, read_resolved
 from titan_rl.controller.preflight.checks import check, check_together, resolve
 from titan_rl.controller.preflight.ineffective_settings import check_read
+from titan_rl.diagnostics.recipes import command
 from titan_rl.diagnostics.recipes.comparison import (
     Pair,
-    agreement_of,
-    beside,
+    compare,
     differences,
+    is_within,
+    limit_of,
     median_of,
     points_of,
     steps_of,
 )
-from titan_rl.diagnostics.recipes.gpu_watch import gpu_watch, parse_used
-from titan_rl.diagnostics.recipes.recipe import FOLDER, read_recipe
+from titan_rl.diagnostics.recipes.gpu_watch import gpu_watch, parse_used, query
+from titan_rl.diagnostics.recipes.picture import style
+from titan_rl.diagnostics.recipes.recipe import FOLDER, Curve, read_recipe
 
 MAX_LINES = 40
 """Of a README: one screen."""
@@ -44,12 +51,15 @@ def test_every_folder_is_a_recipe():
 def test_its_readme_has_every_row_and_the_sources_of_its_curves(name):
     recipe = RECIPES[name]
     text = (recipe.folder / "README.md").read_text()
-    rows = recipe.readme_rows()
+    rows = readme_rows(recipe)
     assert len(text.splitlines()) <= MAX_LINES and all(len(cell) <= 120 for cell in rows.values())
     variants = recipe.expected.variants
-    assert all(curve.source in text for variant in variants for curve in (*variant.curves, *variant.ours))
-    is_measured = any(variant.ours for variant in variants)
-    assert is_measured == (rows["Ours"] != "not measured"), "what was measured here has a curve, and nothing else has"
+    assert all(curve.source in text for curve in recipe.expected.curves.values())
+    assert {label for variant in variants for label in recipe.curves(variant)} == set(recipe.expected.curves)
+    is_measured = any(variant.measured for variant in variants)
+    assert is_measured == (rows["Measured here"] != "not measured"), (
+        "what was measured here has a curve, and nothing else has"
+    )
     assert {path.stem for path in recipe.folder.glob("*.toml")} <= {variant.name for variant in variants}
 
 
@@ -66,10 +76,54 @@ def test_published_points_are_in_order_and_of_a_run_that_gets_there(name, varian
     recipe = RECIPES[name]
     expected = recipe.variant(variant)
     checked = resolve(load_config(recipe.toml(expected), with_models=False))
-    for curve in (*expected.curves, *expected.ours):
+    curves = recipe.curves(expected)
+    last_steps = []
+    for curve in curves.values():
         steps = [step for step, _ in curve.points]
         assert steps == sorted(set(steps)) != []
-        assert any(step <= checked.titan.training.steps for step in steps), curve.label
+        last_steps.append(steps[-1])
+    assert not curves or min(last_steps) <= checked.titan.training.steps
+    published = [curves[label] for label in expected.reference_curves]
+    assert not checked.config.sft.steps or all(curve.points[0][0] > 0 for curve in published), "0 is after SFT"
+
+
+SETTINGS = {
+    "gsm8k-grpo": {"algorithm.aggregation": "sequence", "filter.max_refills": 100, "filter.no_signal": True},
+    "gsm8k-thinking": {"algorithm.aggregation": "sequence", "filter.max_refills": 100, "filter.no_signal": True},
+    "gsm8k-ppo": {
+        "optimizer.param_groups.0.optimizer_kwargs.betas": [0.9, 0.999],
+        "optimizer.param_groups.0.optimizer_kwargs.weight_decay": 0.01,
+        "critic.optimizer.betas": [0.9, 0.999],
+        "critic.optimizer.weight_decay": 0.01,
+    },
+    **{
+        name: {
+            "algorithm.normalize_std": False,
+            "optimizer.param_groups.0.optimizer_kwargs.betas": [0.9, 0.999],
+            "optimizer.param_groups.0.optimizer_kwargs.weight_decay": 0.01,
+        }
+        for name in ("reverse-text", "alphabet-sort", "wordle", "wordle-8gpu")
+    },
+    "dapo-8gpu": {
+        "filter.no_signal": False,
+        "algorithm.dual_clip": 10.0,
+        "verifier.episode_timeout": 1800,
+        "generator.max_num_seqs": 512,
+    },
+    "search-r1-like": {
+        "task.options.held_out_only": ["nq"],
+        "lr_scheduler.warmup_steps": 2,
+        "optimizer.param_groups.0.optimizer_kwargs.weight_decay": 0.1,
+    },
+}
+"""As the sources have them, where a default is another."""
+
+
+@pytest.mark.parametrize(("name", "variant"), [each for each in VARIANTS if each[1] in SETTINGS])
+def test_its_resolved_settings_are_the_source_s(name, variant):
+    recipe = RECIPES[name]
+    resolved = flat(resolve(load_config(recipe.toml(recipe.variant(variant)), with_models=False)).as_dict())
+    assert {key: resolved.get(key) for key in SETTINGS[variant]} == SETTINGS[variant]
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +145,10 @@ def test_it_passes_every_check_with_another_model_and_rows_in_its_data_s_schema(
 def recipe_folder(tmp_path, **changes):
     folder = tmp_path / "mine"
     folder.mkdir(exist_ok=True)
-    curve = {"label": "them", "metric": "reward", "source": "https://example.org/run", "points": [[1, 0.25], [9, 0.75]]}
-    variant = {"name": "mine", "gpus": 0, "metric": "reward", "curves": [curve]} | changes
-    (folder / "expected.json").write_text(json.dumps({"about": "a test", "variants": [variant]}))
+    curve = {"metric": "reward", "source": "https://example.org/run", "points": [[1, 0.25], [9, 0.75]]}
+    curves = {changes.pop("label", "them"): curve | changes.pop("curve", {})}
+    variant = {"name": "mine", "gpus": 0, "metric": "reward", "reference_curves": list(curves)} | changes
+    (folder / "expected.json").write_text(json.dumps({"about": "a test", "curves": curves, "variants": [variant]}))
     return folder
 
 
@@ -104,9 +159,18 @@ def recipe_folder(tmp_path, **changes):
         ({"gpus": "one"}, "gpus"),
         ({"metrics": "reward"}, "metrics"),
         ({"name": "../mine"}, "name"),
-        ({"curves": [{"label": "x"}]}, "metric"),
-        ({"curves": [{"label": "x", "metric": "y", "source": "hearsay", "points": []}]}, "source"),
-        ({"curves": [{"label": "x", "metric": "y", "source": "docs/a.md", "points": [[0.5, 1]]}]}, "points"),
+        ({"metric": "a\n# b"}, "metric"),
+        ({"reference_curves": ["they"]}, "'them'"),
+        ({"label": "x\n## z"}, "curves"),
+        ({"label": "x" * 81}, "curves"),
+        ({"curve": {"sauce": "x"}}, "sauce"),
+        ({"curve": {"source": "hearsay"}}, "source"),
+        ({"curve": {"hardware": "h\n## x"}}, "hardware"),
+        ({"curve": {"hardware": "h" * 501}}, "hardware"),
+        ({"curve": {"points": []}}, "points"),
+        ({"curve": {"points": [[0.5, 1]]}}, "points"),
+        ({"curve": {"points": [[1, float("nan")]]}}, "points"),
+        ({"curve": {"points": [[10**30, 1.0]]}}, "points"),
     ],
 )
 def test_a_mistake_in_expected_json_is_one_line_with_its_place(tmp_path, changes, words):
@@ -128,7 +192,7 @@ def test_a_readme_without_a_row_is_named(tmp_path):
     recipe = read_recipe(recipe_folder(tmp_path))
     (recipe.folder / "README.md").write_text("| What | a test |\n| Model | tiny |\n")
     with pytest.raises(ConfigError, match="no row 'Data'"):
-        recipe.readme_rows()
+        readme_rows(recipe)
 
 
 # the command
@@ -148,6 +212,7 @@ def test_a_readme_without_a_row_is_named(tmp_path):
         (["run", "gsm8k", "--resume"], "nothing to resume"),
         (["run", "gsm8k", "--run.dir.deeper", "x"], "run.dir"),
         (["list", "gsm8k"], "recipe list"),
+        (["list", "--variant", "nope"], "--variant"),
         (["list", "--run.seed", "1"], "--run"),
         (["report", "gsm8k"], "recipe report NAME RUN"),
         (["report", "gsm8k", "nowhere"], "nowhere"),
@@ -174,22 +239,24 @@ def test_recipes_are_listed_with_their_tomls(capsys):
 # the report's arithmetic
 
 
-def test_published_points_meet_the_nearest_of_the_run_s_or_none():
-    ours = [(0, 0.1), (10, 0.2), (98, 0.5), (300, 0.6)]
-    pairs = beside([(1, 0.0), (12, 0.3), (100, 0.4), (200, 0.9)], ours)
-    assert [(pair.step, pair.at, pair.ours) for pair in pairs] == [
-        (1, 0, 0.1),
-        (12, None, None),
-        (100, 98, 0.5),
-        (200, None, None),
+def test_each_point_of_a_run_is_compared_with_the_nearest_of_the_reference_or_none():
+    measured = [(0, 0.1), (10, 0.2), (98, 0.5), (101, 0.7), (300, 0.6)]
+    assert compare([(1, 0.0), (12, 0.3), (100, 0.4), (200, 0.9)], measured) == [
+        Pair(1, 0.0),
+        Pair(12, 0.3),
+        Pair(100, 0.4, 101, 0.7),
+        Pair(200, 0.9),
     ]
-    assert pairs[2].difference == pytest.approx(0.1) and pairs[1].difference is None
-    assert beside([(5, 1.0)], []) == [Pair(5, 1.0)]
+    assert compare([(0, 0.0), (1, 0.5)], [(0, 0.1)]) == [Pair(0, 0.0, 0, 0.1), Pair(1, 0.5)]
+    assert compare([(400, 0.1), (410, 0.2), (420, 0.3)], [(400, 0.5)])[1:] == [Pair(410, 0.2), Pair(420, 0.3)]
+    assert compare([(5, 1.0)], []) == [Pair(5, 1.0)] and compare([], [(5, 1.0)]) == []
 
 
 def test_medians_leave_the_first_step_out_where_there_are_others():
     steps = [{"step": 1, "loss": 0.0, "seconds_step": 90.0}, {"step": 2, "loss": 0.0, "seconds_step": 2.0}]
     assert median_of(steps, "seconds_step") == 2.0 and median_of(steps[:1], "seconds_step") == 90.0
+    for nan in (math.nan, math.inf):
+        assert math.isnan(median_of([*steps, {"step": 3, "loss": 0.0, "seconds_step": nan}, *steps], "seconds_step"))
     assert median_of(steps, "tokens") is None and median_of([], "seconds_step") is None
     assert steps_of([{"step": 0, "held_out_accuracy": 1.0}, *steps]) == steps
     assert points_of([{"step": 0, "x": 1.0}, {"step": 1}, {"step": 2, "x": 3.0}], "x") == [(0, 1.0), (2, 3.0)]
@@ -202,12 +269,17 @@ def test_agreement_has_a_limit_on_policy_alone():
         "generator.dtype": "float32",
         "training.mixed_precision_param": "float32",
     }
-    steps = [{"step": 1, "agreement_mean": 1.0}, {"step": 2, "agreement_mean": 1.004}]
-    found = agreement_of(steps, settings)
-    assert (found.mean, found.largest, found.holds) == (pytest.approx(1.002), 1.004, False)
-    assert agreement_of(steps, settings | {"generator.dtype": "bfloat16"}).holds
-    assert agreement_of(steps, settings | {"rollout.max_staleness": 1}).holds is None
-    assert agreement_of([{"step": 1}], settings) is None
+    exact, loose = limit_of(settings), limit_of(settings | {"generator.dtype": "bfloat16"})
+    assert not is_within([1.0, 1.004], exact) and is_within([1.0, 1.004], loose)
+    assert limit_of(settings | {"rollout.max_staleness": 1}) is None
+    assert not is_within([1.0, math.nan], loose) and not is_within([1.0, -math.inf], loose)
+
+
+def test_curves_are_lines_and_bounds_and_single_points_marks():
+    curve = Curve(metric="m", source="docs/a.md", points=[(1, 0.5), (2, 0.75)])
+    single = dataclasses.replace(curve, points=[(1, 0.5)])
+    bounds = dataclasses.replace(curve, is_lower_bound=True)
+    assert [style(each)["linestyle"] for each in (curve, single, bounds)] == ["--", "none", "none"]
 
 
 def test_settings_differ_but_for_places_and_a_model_of_the_cache():
@@ -240,7 +312,7 @@ def reported(tmp_path, capsys):
     return run_dir, report
 
 
-def test_a_report_says_what_differs_beside_the_curve_and_the_ledger(reported):
+def test_a_report_has_the_curve_what_differs_and_the_ledger(reported):
     run_dir, report = reported
     text = report()
     assert "| run.seed | `1` | `7` |" in text
@@ -287,9 +359,14 @@ def test_memory_of_gpus_is_nvidia_smi_s_at_its_largest(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with gpu_watch(0.01) as largest:
         asyncio.run(eventually(lambda: largest.get("1") == 40960, "a first look"))
+        program.write_text("#!/bin/sh\nexit 9\n")
+        asyncio.run(asyncio.sleep(0.1))
+        program.write_text(f"#!/bin/sh\ncat {lines}\n")
         lines.write_text("0, 900\n1, 5\n")
         asyncio.run(eventually(lambda: largest.get("0") == 900, "a later one"))
     assert largest == {"0": 900.0, "1": 40960.0}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert query()[-1] == "--id=2,3"
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     with gpu_watch(0.01) as largest:
         pass
@@ -315,3 +392,106 @@ def test_a_report_of_forged_records_is_a_report_or_one_line(reported, capsys, na
     code = main(["recipe", "report", str(run_dir.root.parent / "mine"), str(run_dir.root)])
     said = capsys.readouterr().err
     assert (code == 0 and (run_dir.root / "report.md").is_file()) or (code == 2 and len(said.splitlines()) == 1)
+
+
+def test_text_of_a_recipe_stays_in_its_cell(reported):
+    run_dir, report = reported
+    folder = run_dir.root.parent
+    recipe_folder(folder, label="x|y`$\\frac{", curve={"hardware": "|h", "seconds_per_step": 1.0})
+    rows = [line for line in report().splitlines() if line.startswith("| seconds")]
+    assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 3
+    assert (run_dir.root / "report.png").is_file()
+
+
+def test_a_step_without_agreement_is_beyond_the_limit(reported):
+    run_dir, report = reported
+    config = json.loads(run_dir.config.read_text())
+    config["rollout"]["max_staleness"], config["algorithm"]["updates_per_batch"] = 0, 1
+    run_dir.config.write_text(json.dumps(config))
+    records = [{"step": step, "loss": 0.1, "agreement_mean": each} for step, each in ((1, 1.0), (2, math.nan))]
+    (run_dir.root / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert "BEYOND the limit" in report()
+
+
+def test_a_run_of_another_device_does_not_differ_by_its_defaults(reported):
+    run_dir, report = reported
+    config = json.loads(run_dir.config.read_text())
+    toml = {name: dict(table) for name, table in read_resolved(run_dir.config).items()}
+    toml["generator"] |= {"dtype": "auto", "kv_cache_gib": 0.0}
+    toml["training"] = {key: each for key, each in toml["training"].items() if key != "mixed_precision_param"}
+    toml["run"] |= {"dir": ""}
+    (run_dir.root.parent / "mine" / "mine.toml").write_text(toml_text(toml))
+    config["generator"] |= {"dtype": "bfloat16", "kv_cache_gib": 0.0}
+    config["training"]["mixed_precision_param"] = "bfloat16"
+    run_dir.config.write_text(json.dumps(config))
+    text = report()
+    assert text[text.index("## What differs") :].strip().endswith("Nothing.")
+
+
+def test_a_run_s_variant_is_the_one_that_its_settings_are_of(reported, capsys):
+    run_dir, _ = reported
+    folder = run_dir.root.parent / "mine"
+    expected = json.loads((folder / "expected.json").read_text())
+    expected["variants"].insert(0, {"name": "other", "gpus": 0, "metric": "reward"})
+    (folder / "expected.json").write_text(json.dumps(expected))
+    toml = (folder / "mine.toml").read_text()
+    (folder / "other.toml").write_text(toml.replace("seed = 1", "seed = 2").replace("lr = ", "lr = 1"))
+    assert main(["recipe", "report", str(folder), str(run_dir.root)]) == 0
+    assert (run_dir.root / "report.md").read_text().startswith("# mine: mine\n")
+    for given in (["gsm8k"], ["gsm8k", "--variant", "gsm8k-ppo"]):
+        capsys.readouterr()
+        assert main(["recipe", "report", given[0], str(run_dir.root), *given[1:]]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert "task.name is" in line
+
+
+# a run that is driven
+
+
+@pytest.fixture
+def driven(reported, monkeypatch, capsys):
+    """Function: run the recipe, whose run ends with a code and leaves some files out, and give what is told."""
+    run_dir, _ = reported
+
+    def drive(code: int, *arguments: str, without: tuple[str, ...] = ()) -> tuple[int, str, Path]:
+        root = run_dir.root.parent / "driven"
+
+        def train(toml, overrides, resume):
+            shutil.copytree(run_dir.root, root, ignore=shutil.ignore_patterns(*without))
+            return code
+
+        monkeypatch.setattr(command, "train", train)
+        given = ["recipe", "run", str(run_dir.root.parent / "mine"), "--run.dir", str(root), *arguments]
+        return main(given), capsys.readouterr().err, root
+
+    return drive
+
+
+def test_the_exit_code_is_the_run_s_and_what_cannot_be_read_is_told_in_its_place(driven):
+    code, told, root = driven(1, without=("ledger.db",))
+    assert code == 1 and not told and "ledger | " in (root / "report.md").read_text()
+    assert "holds no ledger.db" in (root / "report.md").read_text()
+
+
+def test_a_recipe_that_needs_an_override_has_its_report(driven, tmp_path):
+    (tmp_path / "mine" / "mine.toml").write_text("[task]\nname = 'jsonl'\n[training]\nsteps = 2\n")
+    code, told, root = driven(0, "--task.options.file", "rows.jsonl")
+    assert code == 0 and not told and "needs task.options.file" in (root / "report.md").read_text()
+
+
+def test_a_full_disk_while_reporting_is_one_line_and_the_run_s_code(driven, monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(command, "replace_text", full)
+    code, told, root = driven(0)
+    [line] = told.splitlines()
+    assert code == 0 and "No space left on device" in line
+    assert main(["recipe", "report", str(root.parent / "mine"), str(root)]) == 2
+
+
+def test_a_run_over_hosts_says_how_to_have_its_report(driven, capsys, monkeypatch):
+    said = []
+    monkeypatch.setattr(command, "say", lambda text, file=None: said.append(str(text)))
+    driven(0, "--hosts.launcher", "attach", "--hosts.addresses", '["tls://a:1"]')
+    assert any(line.endswith("--variant mine") and "recipe report" in line for line in said)

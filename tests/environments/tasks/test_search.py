@@ -4,12 +4,13 @@ import asyncio
 import json
 import math
 import random
+import threading
 
 import pytest
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rollout.demonstrations import demonstrate
 from titan_rl.environments.tasks.search.bm25 import BM25, K1, B, Passage, terms_of
@@ -25,17 +26,18 @@ ROWS = [
     {"question": "Who wrote Emma?", "golden_answers": ["Jane Austen", "Austen"]},
     {"question": "Who wrote Middlemarch?", "answer": "George Eliot"},
 ]
+HELD_OUT = [{"question": "Who?", "answer": "nobody"}]
 
 
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def task_of(folder, style="chat", rows=ROWS, corpus=CORPUS, **options):
+def task_of(folder, style="chat", rows=ROWS, corpus=CORPUS, held_out=HELD_OUT, **options):
     write(folder / "rows.jsonl", rows * 5)
     write(folder / "corpus.jsonl", corpus)
     files = {"file": "rows.jsonl", "corpus": "corpus.jsonl", "held_out_file": "held_out.jsonl"}
-    write(folder / "held_out.jsonl", [{"question": "Who?", "answer": "nobody"}])
+    write(folder / "held_out.jsonl", held_out)
     return make_task(TaskConfig(name="search", style=style, options=files | options), [str(folder)])
 
 
@@ -97,6 +99,67 @@ def test_a_search_is_a_tool_s_result_and_the_answer_ends_the_episode(tmp_path):
     assert not over.messages
 
 
+def test_the_best_are_the_same_as_by_sorting_all():
+    draw = random.Random(2)
+    texts = [" ".join(draw.choices("abcd", k=draw.randint(1, 6))) for _ in range(60)]
+    index = BM25(Passage(str(number), text) for number, text in enumerate(texts))
+    for query in ("a", "b c", "a b c d", "d d"):
+        scores = index.scores(query).tolist()
+        best = sorted((number for number, score in enumerate(scores) if score > 0), key=lambda n: (-scores[n], n))
+        for count in (1, 3, 60):
+            assert [int(each.title) for each in index.search(query, count)] == best[:count]
+
+
+def test_postings_take_few_bytes():
+    words = [f"word{number}" for number in range(500)]
+    draw = random.Random(3)
+    texts = [" ".join(draw.sample(words, 50)) for _ in range(200)]
+    index = BM25(Passage("", text) for text in texts)
+    stored = [value for value in vars(index).values() if hasattr(value, "nbytes")]
+    assert sum(value.nbytes for value in stored) <= 8 * 200 * 50 + 8 * 501
+
+
+def test_the_index_is_built_before_the_first_episode_and_once(tmp_path):
+    task = task_of(tmp_path)
+    task.prepare_episodes()
+    (tmp_path / "corpus.jsonl").unlink()
+    assert asyncio.run(task._search("Emma")).startswith("[1] Emma")
+
+
+def test_a_search_leaves_the_event_loop_to_others(tmp_path, monkeypatch):
+    task, threads = task_of(tmp_path), []
+    search = BM25.search
+    monkeypatch.setattr(BM25, "search", lambda *given: (threads.append(threading.current_thread()), search(*given))[1])
+    asyncio.run(task._search("Emma"))
+    assert threads and threading.main_thread() not in threads
+
+
+def test_all_that_is_promised_is_shown(tmp_path):
+    corpus = [{"title": f"{number} {'T' * 5000}", "contents": "word " * 400} for number in range(30)]
+    task = task_of(tmp_path, corpus=corpus, passages=4, passage_characters=890)
+    call = json.dumps({"name": "search", "arguments": {"query": "word"}})
+    reply = asyncio.run(task.environment(prompt_of(task, "Emma")).step(f"<tool_call>{call}</tool_call>"))
+    lines = reply.messages[0]["content"].splitlines()
+    assert len(lines) == 4 and all(len(line) > 890 for line in lines)
+
+
+def test_an_alias_that_normalizes_to_nothing_is_left_out_and_a_row_without_another(tmp_path):
+    rows = [{"question": "Type?", "golden_answers": ["type A", "A"]}, {"question": "Band?", "golden_answers": ["The"]}]
+    task = task_of(tmp_path, rows=rows)
+    prompts = task.every_prompt()
+    assert {prompt.text.split("\n")[0] for prompt in prompts} == {"Type?"} and task.left_out == 5
+    assert prompts[0].entry["row"]["golden_answers"] == ["type A"]
+
+
+def test_held_out_rows_are_those_of_the_sets_asked_for(tmp_path):
+    held_out = [
+        {"question": f"{name} {n}?", "answer": "b", "data_source": name} for name in ("nq", "popqa") for n in "12"
+    ]
+    task = task_of(tmp_path, held_out=held_out, held_out_only=["nq"])
+    asked = {prompt.text.split("\n")[0] for prompt in held_out_prompts(task, 4)}
+    assert asked == {"nq 1?", "nq 2?"} and task.size.held_out == 2
+
+
 @pytest.mark.parametrize(
     ("answer", "is_right"),
     [
@@ -134,12 +197,14 @@ def test_normalized_answers_are_squad_s():
     ("changes", "words"),
     [
         (dict(rows=[{"question": "Who?"}]), "golden_answers"),
-        (dict(rows=[{"question": "Who?", "answer": "the"}]), "'answer'"),
-        (dict(rows=[{"question": "Who?", "golden_answers": []}]), "empty"),
-        (dict(rows=[{"question": "Who?", "golden_answers": [1]}]), "texts"),
+        (dict(rows=[{"question": "Who?", "answer": "the"}]), "no rows"),
+        (dict(rows=[{"question": "Who?", "golden_answers": []}]), "no rows"),
+        (dict(rows=[{"question": "Who?", "golden_answers": [1]}]), "give text"),
         (dict(corpus=[{"title": "Emma"}]), "'text' or 'contents'"),
         (dict(corpus=[]), "no passage"),
         (dict(passages=0), "task.options.passages"),
+        (dict(passages=20), "20 passages have at most 90 each"),
+        (dict(held_out_only=["nq"]), "held_out_only"),
         (dict(top_k=0), "task.options.top_k"),
     ],
 )

@@ -7,10 +7,11 @@ import pytest
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.data.seeds import is_held_out
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rollout.demonstrations import demonstrate, worked_answers
-from titan_rl.environments.tasks.text.wordle import fitting, marks, secret_words
+from titan_rl.environments.tasks.text.wordle import consistent, feedback, secret_words
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 NAMES, STYLES = ("alphabet_sort", "reverse_text", "wordle"), ("compact", "chat")
@@ -91,6 +92,25 @@ def test_a_chat_s_answer_is_between_one_pair_of_tags(written):
     assert total(task.score(prompt, [written.format(prompt.answer)])) == 0
 
 
+@pytest.mark.parametrize(
+    ("answer_of", "low", "high"),
+    [
+        (lambda prompt: " eht fo dna", 0.2, 0.35),
+        (lambda prompt: prompt.text, 0.15, 0.3),
+        (lambda prompt: " ".join(word[::-1] for word in prompt.text.split()), 0.35, 0.5),
+    ],
+)
+def test_the_floor_of_the_reward_is_as_documented(answer_of, low, high):
+    task = task_of("reverse_text")
+    assert low < statistics.mean(total(task.score(each, [answer_of(each)])) for each in prompts(task, 200)) < high
+
+
+def test_single_words_are_short_and_held_out_by_themselves():
+    task = task_of("reverse_text", min_words=1, max_words=1, max_characters=6)
+    trained, held_out = ({each.text for each in some} for some in (prompts(task, 300), held_out_prompts(task, 60)))
+    assert not trained & held_out and all(len(text) <= 6 and " " not in text for text in trained | held_out)
+
+
 # Wordle
 
 
@@ -105,16 +125,35 @@ def test_a_chat_s_answer_is_between_one_pair_of_tags(written):
         ("llama", "hello", "yy---"),
     ],
 )
-def test_a_letter_is_marked_as_often_as_the_secret_has_it(guess, secret, expected):
-    assert marks(guess, secret) == expected
+def test_a_letter_counts_as_often_as_the_secret_has_it(guess, secret, expected):
+    assert feedback(guess, secret) == expected
 
 
-def test_what_fits_all_marks_holds_the_secret_and_shrinks():
+def test_consistent_words_hold_the_secret_and_shrink():
     left, secret = [secret_words()], "those"
     for guess in ("crane", "moist"):
-        left.append(fitting(left[-1], guess, secret))
+        left.append(consistent(left[-1], guess, secret))
         assert secret in left[-1] and len(left[-1]) < len(left[-2])
-    assert fitting(left[0], secret, secret) == ["those"] and len(left[0]) > 2000
+    assert consistent(left[0], secret, secret) == ["those"] and len(left[0]) > 2000
+
+
+@pytest.mark.parametrize("candidates", [0, 10])
+def test_held_out_words_are_in_no_game_that_is_trained_on(candidates):
+    task = task_of("wordle", candidates=candidates)
+    games = [(task.messages(prompt), *worked_answers(task, prompt)) for prompt in prompts(task, 300)]
+    words = {word for game in games for text in game for word in text.strip(">").split()}
+    assert len(words) > 500 and not any(map(is_held_out, words))
+
+
+def test_candidates_are_listed_with_the_secret_among_them():
+    for style in STYLES:
+        task = task_of("wordle", style, candidates=10)
+        for prompt in [*prompts(task), *held_out_prompts(task, 20)]:
+            candidates = prompt.entry["candidates"]
+            assert len(set(candidates)) == 10 and prompt.answer in candidates
+            assert all(word in str(task.messages(prompt)) for word in candidates)
+            guesses = [task.guess(answer) for answer in worked_answers(task, prompt)]
+            assert set(guesses) <= set(candidates) and guesses[-1] == prompt.answer
 
 
 def test_a_game_ends_when_it_is_won_or_lost_and_what_is_no_word_costs_its_turn():
@@ -143,6 +182,28 @@ def test_the_secret_is_in_nothing_that_the_model_reads():
 # names in order
 
 
+@pytest.mark.parametrize(("power", "most"), [(4.0, 0.3), (8.0, 0.15)])
+def test_lists_in_the_order_of_insertion_earn_little(power, most):
+    task = task_of("alphabet_sort", "chat", power=power)
+
+    def inserted(prompt, turn: int) -> str:
+        lines = [
+            f"{''.join(name)}{' // new' * (turn == at > 0)}"
+            for at, names in enumerate(prompt.entry["names"][: turn + 1])
+            for name in names
+        ]
+        return "<sorted>\n" + "\n".join(lines) + "\n</sorted>"
+
+    scores = [total(task.score(prompt, [inserted(prompt, turn) for turn in range(3)])) for prompt in prompts(task, 100)]
+    assert statistics.mean(scores) < most
+
+
+def test_first_names_alone_are_sorted_by_themselves():
+    task = task_of("alphabet_sort", "chat", has_last_names=False, turns=1, min_names=3, max_names=3)
+    for prompt in prompts(task):
+        assert prompt.answer.split("\n") == sorted(name for [name] in prompt.entry["names"][0])
+
+
 def test_lists_are_sorted_by_the_name_that_is_asked_for_and_mark_what_is_new():
     task = task_of("alphabet_sort", "chat")
     entry = {"names": [[["Ben", "Adams"], ["Ada", "Zorn"]], [["Cal", "Brook"]]], "by": 1}
@@ -166,6 +227,7 @@ def test_each_turn_counts_and_a_turn_that_was_not_reached_is_empty():
     ("name", "options", "words"),
     [
         ("reverse_text", dict(min_words=9, max_words=8), "min_words = 9"),
+        ("reverse_text", dict(max_characters=1), "max_characters = 1"),
         ("alphabet_sort", dict(min_names=5), "min_names = 5"),
         ("wordle", dict(max_turns=0), "task.options.max_turns"),
         ("wordle", dict(turns=6), "task.options.turns"),

@@ -1,16 +1,30 @@
 """Recipes with a tiny model in the place of theirs, and rows in the schema of their data."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from public_rows import gsm8k, math_500, verl
 
-from titan_rl.config.load import override_arguments
-from titan_rl.diagnostics.recipes.recipe import shipped_recipes
+from titan_rl.config.load import ConfigError, override_arguments
+from titan_rl.diagnostics.recipes.recipe import Recipe, shipped_recipes
 
 RECIPES = shipped_recipes()
 VARIANTS = [(name, variant.name) for name, recipe in RECIPES.items() for variant in recipe.expected.variants]
+
+README_ROWS = ("What", "Model", "Data", "Hardware", "Seconds a step", "Published", "Measured here")
+"""Rows of a README's first table."""
+_ROW = re.compile(r"\|\s*([^|]+?)\s*\|\s*([^|]+?)\s*\|")
+
+
+def readme_rows(recipe: Recipe) -> dict[str, str]:
+    """Rows of the README's first table. Errors: ConfigError."""
+    path = recipe.folder / "README.md"
+    rows = dict(_ROW.findall(path.read_text()))
+    if missing := [name for name in README_ROWS if not rows.get(name)]:
+        raise ConfigError(f"{path} has no row {missing[0]!r} in its table: add it")
+    return {name: rows[name] for name in README_ROWS}
 
 
 def question(n: int) -> dict[str, Any]:

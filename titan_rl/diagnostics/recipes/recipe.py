@@ -15,6 +15,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from titan_rl.config.io.bounded_files import read_json
+from titan_rl.config.io.printable import printable
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.shipped import find_config
 
@@ -118,7 +119,7 @@ def read_recipe(folder: Path) -> Recipe:
     try:
         return Recipe(folder, _checked(build_section(Expected, values, EXPECTED)))
     except ConfigError as error:
-        raise ConfigError(f"{folder}: {error}") from None
+        raise ConfigError(f"{folder}: {printable(str(error))}") from None
 
 
 def _checked(expected: Expected) -> Expected:

@@ -176,8 +176,8 @@ def _check_lengths(options: SearchOptions) -> None:
     most = MAX_RESULT // options.passages - _PER_PASSAGE
     if options.passage_characters > most:
         raise ConfigError(
-            f"task.options.passage_characters = {options.passage_characters}: the model is shown {MAX_RESULT} characters of "
-            f"a result, so {options.passages} passages have at most {most} each: lower it, or task.options.passages"
+            f"task.options.passage_characters = {options.passage_characters}: a result shows {MAX_RESULT} characters, "
+            f"so {options.passages} passages have at most {most} each: lower it, or task.options.passages"
         )
 
 
