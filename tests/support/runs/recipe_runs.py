@@ -89,14 +89,14 @@ def flags_of(overrides: dict[str, Any]) -> list[str]:
     """Overrides as arguments of the command line."""
     suites = overrides.get("eval", {}).pop("suites", [])
     tables = ["{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in suite.items()) + "}" for suite in suites]
-    beside = [f"--eval.suites=[{', '.join(tables)}]"] if tables else []
-    return [*override_arguments(overrides), *beside]
+    of_suites = [f"--eval.suites=[{', '.join(tables)}]"] if tables else []
+    return [*override_arguments(overrides), *of_suites]
 
 
 def _of(recipe: str, variant: str) -> dict[str, Any]:
     """What a variant has that three small steps must change too."""
     changes: dict[str, Any] = {}
-    if recipe in ("reverse-text", "wordle"):
+    if recipe in ("reverse-text", "wordle") or variant == "alphabet-sort-cpu":
         changes["sft"] = {"steps": 2, "examples_per_step": 4}
     if variant == "gsm8k-ppo":
         changes["algorithm"] = {"updates_per_batch": 2}
@@ -106,6 +106,19 @@ def _of(recipe: str, variant: str) -> dict[str, Any]:
     if variant in ("dapo-8gpu", "wordle-8gpu"):
         changes["parallelism"] = {"data_parallel_shard_degree": 1}
         changes["generator"] = {"replicas": 1, "max_num_seqs": 8}
-    if recipe == "alphabet-sort":
+    if recipe in ("gsm8k", "gsm8k-thinking") and variant != "gsm8k-ppo":
+        changes["filter"] = {"max_refills": 1}  # no answer of a tiny model is right
+    if variant == "alphabet-sort":
         changes["task"] = {"options": {"turns": 2, "max_names": 2}}
     return changes
+
+
+def recipe_folder(tmp_path: Path, **changes: Any) -> Path:
+    """Folder of a recipe of one's own, with a curve. ``changes``: of the variant, its label and its curve."""
+    folder = tmp_path / "mine"
+    folder.mkdir(exist_ok=True)
+    curve = {"metric": "reward", "source": "https://example.org/run", "points": [[1, 0.25], [9, 0.75]]}
+    curves = {changes.pop("label", "them"): curve | changes.pop("curve", {})}
+    variant = {"name": "mine", "gpus": 0, "metric": "reward", "reference_curves": list(curves)} | changes
+    (folder / "expected.json").write_text(json.dumps({"about": "a test", "curves": curves, "variants": [variant]}))
+    return folder

@@ -21,13 +21,13 @@ class MemoryUse:
 
 
 @contextmanager
-def called_every(every: float, look: Callable[[], bool]) -> Iterator[None]:
-    """Call a function in a thread while the block runs, until it returns false. ``every``: seconds in between."""
+def called_every(every: float, look: Callable[[], None]) -> Iterator[None]:
+    """Call a function in a thread while the block runs. ``every``: seconds before each call."""
     over = threading.Event()
 
     def watch() -> None:
-        while look() and not over.wait(every):
-            pass
+        while not over.wait(every):
+            look()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -43,11 +43,10 @@ def memory_watch(every: float = _EVERY_SECONDS) -> Iterator[MemoryUse]:
     """Memory of all processes started inside, and of their descendants."""
     mark, use = uuid.uuid4().hex, MemoryUse()
 
-    def look() -> bool:
+    def look() -> None:
         now = _by_process(mark)
         if sum(now.values()) > use.mib:
             use.mib, use.by_process = sum(now.values()), now
-        return True
 
     os.environ[_MARK] = mark
     try:

@@ -7,7 +7,7 @@ nvidia-smi has no GPU to watch.
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from titan_rl.diagnostics.bench.memory_watch import called_every
 
@@ -45,10 +45,10 @@ def gpu_watch(every: float) -> Iterator[dict[str, float]]:
     """MiB by GPU at its largest, filled while the block runs; empty without a GPU. ``every``: seconds."""
     largest = dict[str, float]()
 
-    def look() -> bool:
-        used = _used_now() or {}
+    def look() -> None:
+        used = _used_now() or {}  # that it fails once is no reason to stop
         largest.update({index: max(mib, largest.get(index, 0.0)) for index, mib in used.items()})
-        return bool(largest)  # a first look that fails is the last; a later one may fail once
 
-    with called_every(every, look):
+    look()
+    with called_every(every, look) if largest else nullcontext():
         yield largest
