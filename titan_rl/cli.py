@@ -141,12 +141,14 @@ def _parser() -> Parser:
     scale.add_argument("--generators", type=int, required=True, metavar="N", help="how many from now on")
 
     recipe = commands.add_parser(
-        "recipe", help="a published experiment: run it, and have a report that holds its curve beside the published one"
+        "recipe", help="a published experiment: run it, and have a report that compares it with published curves"
     )
     recipe.add_argument("action", help="list, run NAME, or report NAME RUN for a run that another command drove")
     recipe.add_argument("name", nargs="?", help="a recipe, or a folder of your own; --section.key value overrides it")
     recipe.add_argument("run", nargs="?", type=Path, help="run directory")
-    recipe.add_argument("--variant", metavar="NAME", help="one of its TOMLs (the first)")
+    recipe.add_argument(
+        "--variant", metavar="NAME", help="one of its TOMLs (the first; of a report the one that the run is of)"
+    )
     recipe.add_argument("--resume", action="store_true", help="go on with the newest run of it, where it was")
     recipe.add_argument("--json", action="store_true")
 

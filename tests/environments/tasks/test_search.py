@@ -1,14 +1,18 @@
 """The search task: BM25 against its formula, what the model is shown, and which answers are right."""
 
 import asyncio
+import inspect
 import json
 import math
 import random
 import threading
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
-from titan_rl.config.load import ConfigError
+from titan_rl.actors import verifier
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
 from titan_rl.environments.registry import make_task
@@ -124,6 +128,21 @@ def test_the_index_is_built_before_the_first_episode_and_once(tmp_path):
     task.prepare_episodes()
     (tmp_path / "corpus.jsonl").unlink()
     assert asyncio.run(task._search("Emma")).startswith("[1] Emma")
+
+
+def test_a_verifier_that_has_started_has_the_index_of_every_task(tmp_path, monkeypatch):
+    task_of(tmp_path)  # for its files
+    options = {"file": "rows.jsonl", "corpus": "corpus.jsonl"}
+    config = load_config(
+        None, {"run": {"plugin_path": [str(tmp_path)]}, "task": {"name": "mixture"}}, with_models=False
+    )
+    config.task.options = {"one": {"name": "search", "options": options}, "two": {"name": "gcd"}}
+    monkeypatch.setattr(verifier, "GradedScorer", lambda *given: SimpleNamespace(start=AsyncMock(return_value=7)))
+    monkeypatch.setattr(verifier, "load_tokenizer", lambda *given: None)
+    started = verifier.Verifier("model")
+    assert asyncio.run(inspect.unwrap(verifier.Verifier.start._method)(started, config)) == 7
+    (tmp_path / "corpus.jsonl").unlink()
+    assert asyncio.run(started.task.parts["one"]._search("Emma")).startswith("[1] Emma")
 
 
 def test_a_search_leaves_the_event_loop_to_others(tmp_path, monkeypatch):

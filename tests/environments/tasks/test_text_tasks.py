@@ -6,10 +6,10 @@ import statistics
 import pytest
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.config.sections.schema import BUILT_IN_TASKS, TaskConfig
 from titan_rl.data.seeds import is_held_out
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
-from titan_rl.environments.registry import make_task
+from titan_rl.environments.registry import BUILT_IN, make_task
 from titan_rl.environments.rollout.demonstrations import demonstrate, worked_answers
 from titan_rl.environments.tasks.text.wordle import consistent, feedback, secret_words
 from titan_rl.models.builtin.tokenizer import character_tokenizer
@@ -35,6 +35,10 @@ def replies(task, prompt, answers: list[str]) -> list[str]:
 
 def total(parts) -> float:
     return sum(value if isinstance(value, float) else sum(value) for value in parts.values())
+
+
+def test_the_configuration_knows_every_built_in_task():
+    assert set(BUILT_IN) == set(BUILT_IN_TASKS) and set(NAMES) < set(BUILT_IN)
 
 
 @pytest.mark.parametrize("style", STYLES)
