@@ -120,6 +120,8 @@ def test_what_was_observed_is_rows_of_the_report():
         ("config.json", "null"),
         ("config.json", '{"rollout": [], "training": {"steps": {"a": 1}}, "algorithm": 3}'),
         ("metrics.jsonl", '{"step": 1, "loss": "x"}'),
+        ("metrics.jsonl", '{"step": 1, "loss": 1, "reward": 1e308}\n{"step": 2, "loss": 1, "reward": -1e308}'),
+        ("metrics.jsonl", '{"step": 9000000000000000000, "loss": 1.0, "reward": 0.5}'),
         ("metrics.jsonl", '{"step": 1, "loss": NaN, "reward": Infinity, "agreement_mean": -1}'),
     ],
 )
@@ -147,7 +149,7 @@ def test_a_step_without_agreement_is_beyond_the_limit(reported):
     run_dir.config.write_text(json.dumps(config))
     records = [{"step": step, "loss": 0.1, "agreement_mean": each} for step, each in ((1, 1.0), (2, math.nan))]
     (run_dir.root / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert "BEYOND the limit" in report()
+    assert "largest nan; BEYOND the limit" in report()
 
 
 def test_a_run_of_another_device_does_not_differ_by_its_defaults(reported):

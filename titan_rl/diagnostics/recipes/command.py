@@ -136,9 +136,7 @@ def _report_alone(of_run: RecipeRun) -> int:
 def report(of_run: RecipeRun) -> int:
     """Write report.md and report.png into the run directory. Errors: ConfigError; OSError."""
     path, picture = report_files(of_run.run_dir.root)
-    text = markdown(of_run, picture.name if of_run.points else None)
-    if of_run.points:
-        plot_report(of_run, picture)
-    replace_text(path, text)
-    say(f"report {path}" + (f"  picture of the curves {picture}" if of_run.points else ""))
+    is_drawn = plot_report(of_run, picture)
+    replace_text(path, markdown(of_run, picture.name if is_drawn else None))
+    say(f"report {path}" + (f"  picture of the curves {picture}" if is_drawn else ""))
     return EXIT_OK

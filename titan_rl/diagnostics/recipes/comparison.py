@@ -83,9 +83,14 @@ def agreements_of(records: Sequence[Record]) -> list[float]:
     return [record["agreement_mean"] for record in records if "agreement_mean" in record]
 
 
+def largest_of(values: Sequence[float]) -> float:
+    """Largest value; NaN if any is not finite."""
+    return max(values) if all(map(math.isfinite, values)) else math.nan
+
+
 def is_within(agreements: Sequence[float], limit: float) -> bool:
     """Whether every step's agreement is a finite number up to the limit."""
-    return all(math.isfinite(each) and each <= limit for each in agreements)
+    return largest_of(agreements) <= limit
 
 
 def limit_of(settings: Mapping[str, Any]) -> float | None:

@@ -7,8 +7,16 @@ from titan_rl.diagnostics.recipes.recipe import Curve
 from titan_rl.diagnostics.recipes.report import RecipeRun
 
 
-def plot_report(run: RecipeRun, out: Path) -> None:
-    """Draw the variant's metric over steps, with all curves. Errors: OSError."""
+def plot_report(run: RecipeRun, out: Path) -> bool:
+    """Draw the variant's metric over steps, with all curves; false without a point, or for numbers that no axis has.
+    Errors: OSError."""
+    try:
+        return bool(run.points) and _draw(run, out)
+    except (ValueError, OverflowError):
+        return False
+
+
+def _draw(run: RecipeRun, out: Path) -> bool:
     from matplotlib.figure import Figure  # without pyplot, as records/plot.py
     from matplotlib.ticker import MaxNLocator
 
@@ -24,6 +32,7 @@ def plot_report(run: RecipeRun, out: Path) -> None:
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.savefig(out, dpi=110, format="png")
+    return True
 
 
 def _label(label: str, curve: Curve) -> str:

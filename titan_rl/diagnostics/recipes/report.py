@@ -200,7 +200,7 @@ def _agreement(run: RecipeRun) -> str:
     agreements = comparison.agreements_of(run.steps)
     if not agreements:
         return "none: nothing was sampled"
-    figures = f"mean {sum(agreements) / len(agreements):.5f}, largest {max(agreements):.5f}"
+    figures = f"mean {sum(agreements) / len(agreements):.5f}, largest {comparison.largest_of(agreements):.5f}"
     limit = comparison.limit_of(run.settings)
     if limit is None:
         return f"{figures} (off-policy, without a limit)"
