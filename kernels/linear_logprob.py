@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -52,6 +52,27 @@ _Statistics = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Log-probabilities, entropies, and the logarithm of the softmax's denominator, [S] each."""
 
 
+class Penalties(Protocol):
+    """Penalties of some tokens' logits, which a tile of logits takes before words are left out."""
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether the slope of any penalized logit is another than 1."""
+        ...
+
+    def at(self, rows: slice) -> "Penalties":
+        """Of some of these tokens."""
+        ...
+
+    def apply(self, logits_SV: torch.Tensor, first_word: int, temperature: float) -> None:
+        """Penalize a tile's logits over ``temperature``, of words from ``first_word`` on, in place."""
+        ...
+
+    def slopes(self, logits_SV: torch.Tensor, first_word: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places [E] in a tile of penalized logits, and the slope of each."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Head:
     """What makes logits of products, and where the work is done."""
@@ -79,6 +100,7 @@ def linear_logprob(  # noqa: PLR0913  (a head's settings, most of which most hea
     tile_words: int | None = None,
     expected_grad: ExpectedGrad | None = None,
     mask_SB: torch.Tensor | None = None,
+    penalties: Penalties | None = None,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of its distribution, [S] each; both may be differentiated.
@@ -90,6 +112,7 @@ def linear_logprob(  # noqa: PLR0913  (a head's settings, most of which most hea
 
     ``mask_SB`` (uint8) cuts each token's distribution down to some words and renormalizes it: bit v % 8 of byte v // 8
     is set where word v, of all ranks' words, is kept, the target among them. A word that is left out has probability 0.
+    ``penalties`` change logits before that; the reference alone takes them, and without a soft cap.
 
     Numerics: inputs of 16 bits are multiplied exactly and accumulated in fp32; softmax, entropy and everything else are
     fp32 (float64 if the inputs are). Forward, against float64 on the same inputs: error <= 2**-22 * (1 + largest norm
@@ -109,6 +132,7 @@ def linear_logprob(  # noqa: PLR0913  (a head's settings, most of which most hea
     states' gradient in fp32 twice.
     """
     on_triton = implementation == "triton"
+    assert penalties is None or (not on_triton and soft_cap is None), "the reference penalizes logits, uncapped ones"
     num_tokens = max(len(hidden_SD), 1)
     tokens, size = (_GPU_TILE_TOKENS, _GPU_TILE_SIZE) if on_triton else (_CPU_TILE_TOKENS, _CPU_TILE_SIZE)
     if on_triton or not torch.is_grad_enabled():
@@ -123,7 +147,7 @@ def linear_logprob(  # noqa: PLR0913  (a head's settings, most of which most hea
         hidden_SD, weight_VD = hidden_SD.to(dtype), weight_VD.to(dtype)
     head = _Head(temperature, soft_cap, first_word, group, tile_tokens, tile_words, on_triton)
     mask_SB = None if mask_SB is None else mask_SB.contiguous()
-    return _LinearLogprob.apply(hidden_SD, weight_VD, bias_V, target_S, mask_SB, head, expected_grad)
+    return _LinearLogprob.apply(hidden_SD, weight_VD, bias_V, target_S, mask_SB, penalties, head, expected_grad)
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -135,12 +159,13 @@ class _LinearLogprob(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         target_S: torch.Tensor,
         mask_SB: torch.Tensor | None,
+        penalties: Penalties | None,
         head: _Head,
         expected_grad: ExpectedGrad | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         local_S = target_S - head.first_word
         detached = hidden_SD.detach(), weight_VD.detach(), None if bias_V is None else bias_V.detach()
-        inputs = *detached, local_S, mask_SB, head
+        inputs = *detached, local_S, mask_SB, penalties, head
         ctx.expected = None
         with exact_bf16_products(hidden_SD, weight_VD):
             if expected_grad is not None and any(ctx.needs_input_grad):
@@ -149,7 +174,7 @@ class _LinearLogprob(torch.autograd.Function):
                 found = _normalized(*(_triton_statistics if head.triton else _reference_statistics)(*inputs), head)
         logprob_S, entropy_S, log_total_S = found
         ctx.save_for_backward(hidden_SD, weight_VD, bias_V, local_S, mask_SB, log_total_S, entropy_S)
-        ctx.head = head
+        ctx.head, ctx.penalties = head, penalties
         ctx.set_materialize_grads(False)
         return logprob_S, entropy_S
 
@@ -163,11 +188,11 @@ class _LinearLogprob(torch.autograd.Function):
         (expected_S, gradients), ctx.expected = ctx.expected or (None, None), None  # they can be given away once
         if expected_S is None or grad_entropy_S is not None or not torch.equal(expected_S, grad_logprob_S):
             found = log_total_S, entropy_S, grad_logprob_S.contiguous(), grad_entropy_S
-            tokens = _Tokens(hidden_SD, local_S, mask_SB, ctx.head.first_word, *found)
+            tokens = _Tokens(hidden_SD, local_S, mask_SB, ctx.penalties, ctx.head.first_word, *found)
             with exact_bf16_products(hidden_SD, weight_VD):
                 gradients = _backward_again(tokens, weight_VD, bias_V, ctx.needs_input_grad[:3], ctx.head)
         assert gradients is not None
-        return *gradients, None, None, None, None
+        return *gradients, None, None, None, None, None
 
 
 def has_bf16_units() -> bool:
@@ -224,6 +249,7 @@ def _forward_and_expected_backward(
     bias_V: torch.Tensor | None,
     local_S: torch.Tensor,
     mask_SB: torch.Tensor | None,
+    penalties: Penalties | None,
     head: _Head,
     needed: _Needed,
     expected_grad: ExpectedGrad,
@@ -238,9 +264,10 @@ def _forward_and_expected_backward(
     logprob_S, entropy_S, log_total_S, expected_S = (
         hidden_SD.new_empty(len(hidden_SD), dtype=gradients.dtype) for _ in range(4)
     )
-    tokens = _Tokens(hidden_SD, local_S, mask_SB, head.first_word, log_total_S, entropy_S, expected_S, None)
+    tokens = _Tokens(hidden_SD, local_S, mask_SB, penalties, head.first_word, log_total_S, entropy_S, expected_S, None)
     for rows in _slices(len(hidden_SD), head.tile_tokens):
-        chunk = hidden_SD[rows], weight_VD, bias_V, local_S[rows], None if mask_SB is None else mask_SB[rows], head
+        changes = None if mask_SB is None else mask_SB[rows], None if penalties is None else penalties.at(rows)
+        chunk = hidden_SD[rows], weight_VD, bias_V, local_S[rows], *changes, head
         found = _normalized(*_reference_statistics(*chunk, kept=logits), head)
         logprob_S[rows], entropy_S[rows], log_total_S[rows] = found
         expected_S[rows] = expected_grad(logprob_S[rows], rows)
@@ -280,6 +307,7 @@ class _Tokens:
     hidden_SD: torch.Tensor
     local_S: torch.Tensor
     mask_SB: torch.Tensor | None
+    penalties: Penalties | None
     first_word: int
     """Of the block, among all ranks' words."""
     log_total_S: torch.Tensor
@@ -292,6 +320,7 @@ class _Tokens:
             self.hidden_SD[rows].to(dtype),
             self.local_S[rows] - words.start,
             None if self.mask_SB is None else self.mask_SB[rows],
+            None if self.penalties is None else self.penalties.at(rows),
             self.first_word + words.start,
             self.log_total_S[rows],
             self.entropy_S[rows],
@@ -428,6 +457,7 @@ def _reference_statistics(
     bias_V: torch.Tensor | None,
     local_S: torch.Tensor,
     mask_SB: torch.Tensor | None,
+    penalties: Penalties | None,
     head: _Head,
     kept: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -446,6 +476,8 @@ def _reference_statistics(
             shape = rows.stop - rows.start, len(block_VD)
             tile_SV = _tile(logits, *shape, start=0 if kept is None else words.start * shape[0])
             logits_SV = _reference_logits(hidden_SD[rows].to(dtype), block_VD, block_V, head, tile_SV)
+            if penalties is not None:
+                penalties.at(rows).apply(logits_SV, head.first_word + words.start, head.temperature)
             if mask_SB is not None:
                 _leave_out(logits_SV, mask_SB[rows], head.first_word + words.start)
             new_max_S = torch.maximum(max_S[rows], logits_SV.amax(-1))
@@ -487,6 +519,8 @@ def _reference_gradient_tile(
 ) -> torch.Tensor:
     tile_SV = _tile(memory, len(tokens.hidden_SD), len(block_VD))
     logits_SV = _reference_logits(tokens.hidden_SD, block_VD, block_V, head, tile_SV)
+    if tokens.penalties is not None:
+        tokens.penalties.apply(logits_SV, tokens.first_word, head.temperature)
     if tokens.mask_SB is not None:
         _leave_out(logits_SV, tokens.mask_SB, tokens.first_word)
     return _reference_gradient(tokens, logits_SV, head)
@@ -501,6 +535,9 @@ def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> 
     if head.soft_cap is not None:
         capped_SV = grad_SV.clamp(min=-head.soft_cap / head.temperature)  # that of a word left out is below the cap
         slope_SV = 1 - capped_SV.mul_(head.temperature / head.soft_cap).square_()
+    penalized = None
+    if tokens.penalties is not None and tokens.penalties.has_slopes:
+        penalized = tokens.penalties.slopes(grad_SV, tokens.first_word, head.temperature)
     grad_SV -= tokens.log_total_S[:, None]
     scale_S = tokens.grad_logprob_S / head.temperature
     if tokens.grad_entropy_S is None:
@@ -512,6 +549,9 @@ def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> 
         grad_SV.exp_().mul_(factor_SV)
     here_S, index_S = _in_block(tokens.local_S, grad_SV.shape[1])
     grad_SV.scatter_add_(1, index_S[:, None], torch.where(here_S, scale_S, 0)[:, None])
+    if penalized is not None:
+        places_E, slope_E = penalized
+        grad_SV.view(-1)[places_E] *= slope_E
     return grad_SV if slope_SV is None else grad_SV.mul_(slope_SV)
 
 
@@ -524,12 +564,13 @@ def _triton_statistics(
     bias_V: torch.Tensor | None,
     local_S: torch.Tensor,
     mask_SB: torch.Tensor | None,
+    penalties: Penalties | None,
     head: _Head,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference's; programs share a token's words out among ``splits`` and their parts are joined here."""
     num_tokens, num_words = len(hidden_SD), len(weight_VD)
     if num_tokens == 0 or num_words == 0:
-        return _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, mask_SB, head)
+        return _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, mask_SB, penalties, head)
     hidden_SD, weight_VD = _rows_contiguous(hidden_SD), _rows_contiguous(weight_VD)
     splits = max(1, min(triton.cdiv(8 * 128 * 128, num_tokens), triton.cdiv(num_words, 2048), 256))
     words_per_split = triton.cdiv(triton.cdiv(num_words, splits), 256) * 256

@@ -3,6 +3,7 @@
 A model's log-probability of a token is here a function of the token and of one parameter, so no model is needed.
 """
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from titan_rl.algorithms.arithmetic.off_policy import ratio_of, rejected
 from titan_rl.algorithms.batches.batching import discard_reason, sample_outcomes, step_batches
 from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.config.sections.schema import AlgorithmConfig, Config, RolloutConfig
+from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Row, Sample, Turn
 from titan_rl.records.metrics import sampling_metrics
@@ -323,3 +325,22 @@ def test_an_empty_sample_changes_no_weight_and_is_in_no_row():
     [row] = batch.rows[0]
     assert row.owners == [("p", 0, 3), ("p", 1, 2)] and row.offsets_N.tolist() == [0, 3, 5]
     assert row.weight_S.tolist() == pytest.approx([1 / 6] * 3 + [1 / 4] * 2)
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+@LAYOUTS
+def test_each_branch_is_penalized_for_its_own_words(row_tokens, share_prefix):
+    """And each of its answers from where it begins: two in the last conversation."""
+    rollouts = [replace(rollout, penalties=Penalties(1.2)) for rollout in GROUP.rollouts]
+    turns = [*rollouts[0].turns[:-1], Turn(12, 13, "stop"), Turn(13, 15, "stop")]
+    rollouts[0] = replace(rollouts[0], turns=turns)
+    rows = batch_of(ALGORITHMS["grpo"](), group=Group("p", rollouts), row_tokens=row_tokens, share_prefix=share_prefix)
+    found = {}
+    for row in rows:
+        for (_, sample, _), (_, branch), penalized in zip(row.owners, row.rollouts, row.penalized, strict=True):
+            found[sample, branch] = penalized
+    assert found[0, 2].start_S.tolist() == [2, 3, 3] and found[0, 2].place_S.tolist() == [2, 3, 4]
+    for rollout in rollouts:
+        for branch, (start, stop) in enumerate(rollout.spans):
+            assert np.array_equal(found[rollout.sample, branch].tokens, rollout.tokens[start:stop])
+    assert all(penalized.start_S[0] == 2 for penalized in found.values())

@@ -11,8 +11,8 @@ from mistakes import assert_one_line
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from titan_rl.controller.preflight.checks import _check_decoding, check, check_model, resolve
-from titan_rl.controller.preflight.engine_checks import kv_bytes
+from titan_rl.controller.preflight.checks import check, check_model, read_config, resolve
+from titan_rl.controller.preflight.engine_checks import check_decoding, kernel_notices, kv_bytes
 from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.trainer.model.optimizer import build_optimizer
@@ -42,6 +42,9 @@ LIMITS = [
     ("rollout.top_p", [1e-9, 1], [0, 1.001, "nan"]),
     ("rollout.top_k", [0, 1, 98], [-1]),
     ("rollout.min_p", [0, 1], [-0.1, 1.1, "nan"]),
+    ("rollout.repetition_penalty", [0.01, 1, 100], [0, -1, 101, "inf", "nan"]),
+    ("rollout.presence_penalty", [-2, 2], [-2.01, 2.01, "nan"]),
+    ("rollout.frequency_penalty", [-2, 2], [-2.01, 2.01, "nan"]),
     ("rollout.stop", ["[]", "['x']"], ["['']", "[1]"]),
     ("rollout.max_new_tokens", [1, 2047], [0, 2048]),
     ("generator.max_num_seqs", [1, 4096], [0, 4097, 10**9]),
@@ -269,8 +272,22 @@ def test_a_sliding_window_needs_no_more_than_its_full_layers():
     [
         ("grpo_tiny", {"rollout": {"top_k": 99}}, "rollout.top_k = 99: the model has 99 tokens"),
         ("distillation_tiny", {"rollout": {"min_p": 0.05}, "algorithm": {"top_k": 4}}, "rollout.min_p = 0.05: "),
+        ("distillation_tiny", {"rollout": {"presence_penalty": 1}, "algorithm": {"top_k": 4}}, "or changes their log"),
+        (
+            "grpo_tiny",
+            {"rollout": {"frequency_penalty": 0.5}, "model": {"kernel": "triton"}},
+            "rollout.frequency_penalty = 0.5: model.kernel = 'triton' has no penalties",
+        ),
     ],
 )
 def test_a_distribution_that_the_trainer_would_not_have_is_refused(base, tables, said):
     with pytest.raises(ConfigError, match=said):
-        _check_decoding(resolve(load_config(base, tables)))
+        checked = resolve(load_config(base, tables))
+        check_decoding(checked.config, checked.algorithm, read_config(checked))
+
+
+def test_a_slower_kernel_is_announced_where_there_is_a_faster_one():
+    config = load_config("grpo_tiny", {"rollout": {"repetition_penalty": 1.1}})
+    [line] = kernel_notices(config, on_cpu=False)
+    assert line.startswith("rollout.repetition_penalty = 1.1: ") and not kernel_notices(config, on_cpu=True)
+    assert not kernel_notices(load_config("grpo_tiny", {}), on_cpu=False)

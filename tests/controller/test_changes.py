@@ -175,6 +175,7 @@ async def drive(root: Path) -> None:
             await session.set("optimizer.lr", 5e-4)
         assert (await session.step()).loc[3, "learning_rate"] == 5e-4
         sampling = {"temperature": 0.7, "top_k": 8, "max_staleness": 1, "prompts_per_step": 2}
+        sampling |= {"repetition_penalty": 1.2, "presence_penalty": 0.5}
         await session.set({f"rollout.{key}": value for key, value in sampling.items()})
         os.kill(session.actors.loc["trainer rank 0", "pid"], signal.SIGKILL)
         assert set((await session.step()).loc[4:, "learning_rate"]) == {5e-4}
@@ -184,7 +185,7 @@ async def drive(root: Path) -> None:
         await session.step()
         assert "reward/half" in session.rollouts(6) and "reward/half" not in session.rollouts(5)
         kinds = session.events.query("kind == 'changed'")
-        assert kinds["step"].tolist() == [2, 3, 3, 3, 3, 5] and kinds["key"].iloc[0] == "optimizer.lr"
+        assert kinds["step"].tolist() == [2, *[3] * len(sampling), 5] and kinds["key"].iloc[0] == "optimizer.lr"
         kept = session.metrics["sampled_from_mean"]
         assert kept.loc[:3].isna().all() and kept.loc[4:].between(1, 8).all(), "from step 4 on there are sampling masks"
         agreement = session.metrics["agreement_mean"].loc[[3, 4, 6]]  # step 5 had one that was sampled before

@@ -146,7 +146,8 @@ def test_a_run_that_goes_on_samples_nothing_under_what_its_generators_held_befor
 
 def test_answers_are_sampled_with_the_runs_decoding_settings():
     queue, sampler = make_queue(0)
-    queue.config.rollout = replace(queue.config.rollout, top_p=0.9, top_k=20, min_p=0.05, stop=["Q:"])
+    settings = dict(top_p=0.9, top_k=20, min_p=0.05, repetition_penalty=1.1, presence_penalty=1, frequency_penalty=-1)
+    queue.config.rollout = replace(queue.config.rollout, **settings, stop=["Q:"])
 
     async def collect() -> None:
         queue.restart(prompts(2), 0)
@@ -154,7 +155,7 @@ def test_answers_are_sampled_with_the_runs_decoding_settings():
         await queue.collect()
 
     asyncio.run(collect())
-    assert sampler.sampling.decoding == Decoding(top_p=0.9, top_k=20, min_p=0.05, stop=("Q:",))
+    assert sampler.sampling.decoding == Decoding(**settings, stop=("Q:",))
 
 
 def test_a_batch_that_was_ready_keeps_no_other_from_being_sampled():

@@ -63,7 +63,7 @@ def end_dropped(engine):
 
     made = module.Completion
 
-    def without_end(tokens, logprobs, versions, stop_reason, mask):
+    def without_end(tokens, logprobs, versions, stop_reason, **_):
         count = len(tokens) - (stop_reason == "stop" and len(tokens) > 1)
         return made(tokens[:count], logprobs[:count], versions[:count], stop_reason)
 

@@ -1,6 +1,7 @@
-"""Errors in sampling masks, planted into the engines of a started mesh: the doctor names the mask and nothing else."""
+"""Errors in sampling masks and penalties, planted into a started mesh: the doctor names the one at fault alone."""
 
 import sys
+from dataclasses import replace
 
 import cloudpickle
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 from test_doctor import Plant, Ward, set_on, wrong
 
 from titan_rl.config.load import load_config
+from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.types import Decoding, Provenance, Rollout, Turn
-from titan_rl.diagnostics.doctor.checks.tokens import check_mask
+from titan_rl.diagnostics.doctor.checks.tokens import check_mask, check_penalties
 from titan_rl.diagnostics.doctor.findings import CheckFailed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -44,29 +46,65 @@ def shifted(supports):
     return supports[1:] + supports[:1]
 
 
-PLANTS = {"an id is lost": without_one, "masks are shifted by a token": shifted}
+def counted(change):
+    """Plant of places, and of where answers begin, made of ``change(place_S, start_S)``."""
+
+    def put(learner):
+        from dataclasses import replace
+
+        from titan_rl.models.layers import penalties as module
+
+        plain = module._answers
+
+        def changed(sample, first_row):
+            place_S, start_S = change(sample.place_S, sample.start_S)
+            return plain(replace(sample, place_S=place_S, start_S=start_S), first_row)
+
+        return set_on(module, "_answers", changed)
+
+    return put
+
+
+PLANTS = {
+    "an id is lost": Plant("generators", with_supports(without_one), "sampling-mask"),
+    "masks are shifted by a token": Plant("generators", with_supports(shifted), "sampling-mask"),
+    "counts lack the last token": Plant("trainer", counted(lambda place, start: (place - 1, start)), "penalties"),
+    "a prompt's end counts as written": Plant("trainer", counted(lambda place, start: (place, start - 1)), "penalties"),
+}
 
 
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory):
-    tables = {"rollout": {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8, "top_p": 0.9, "top_k": 50}}
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.6}
+    sampled = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8, "top_p": 0.9, "top_k": 50}
+    tables = {"rollout": sampled | penalties}
     ward = Ward(load_config("grpo_tiny", tables), tmp_path_factory.mktemp("ward"))
     yield ward
     ward.close()
 
 
 @pytest.mark.slow
-def test_a_run_with_masks_is_healthy(ward):
+def test_a_run_with_masks_and_penalties_is_healthy(ward):
     findings = ward.examine()
     assert not wrong(findings)
-    assert {finding.check.name: finding.status for finding in findings}["sampling-mask"] == "passed"
+    statuses = {finding.check.name: finding.status for finding in findings}
+    assert statuses["penalties"] == statuses["sampling-mask"] == "passed"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTS)
-def test_an_error_in_the_mask_is_named(ward, name):
-    found = wrong(ward.examine(Plant("generators", with_supports(PLANTS[name]), "sampling-mask")))
-    assert set(found) == {"sampling-mask"}, found
+def test_an_error_is_named(ward, name):
+    found = wrong(ward.examine(PLANTS[name]))
+    assert set(found) == {PLANTS[name].check}, found
+
+
+def test_a_rollout_says_its_penalties():
+    penalized = replace(rollout(None), penalties=Penalties(1.2))
+    check_penalties(penalized, Penalties(1.2))
+    check_penalties(rollout(None), None)
+    for one, wanted in ((penalized, None), (rollout(None), Penalties(1.2)), (penalized, Penalties(1.1))):
+        with pytest.raises(CheckFailed, match="penalties are not where they should be"):
+            check_penalties(one, wanted)
 
 
 def rollout(mask: SamplingMask | None) -> Rollout:

@@ -1,6 +1,7 @@
 """What real engines cut away from a distribution and stop at, and that the trainer has the same log-probabilities."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,13 @@ CUT = {
     "min-p": Decoding(min_p=0.05),
     "all": Decoding(top_p=0.8, top_k=20, min_p=0.1),
 }
+PENALIZED = {
+    "repetition": Decoding(repetition_penalty=1.5),
+    "presence": Decoding(presence_penalty=1.0),
+    "frequency": Decoding(frequency_penalty=-0.5),
+    "all, cut": Decoding(0.9, 50, 0.01, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3),
+}
+ASKED = CUT | PENALIZED
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +45,12 @@ def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
             async def ask(decoding: Decoding, temperature: float = 0.2) -> list[Completion]:
                 return await leader.generate.call_one(Request(PROMPT, [1, 2, 3, 4], 24, temperature, decoding))
 
-            all_answers = await asyncio.gather(*map(ask, CUT.values()))
-            for name, completions in zip(CUT, all_answers, strict=True):
+            all_answers = await asyncio.gather(*map(ask, ASKED.values()))
+            for name, completions in zip(ASKED, all_answers, strict=True):
                 found[name] = completions, await worst_difference(meshes, (PROMPT, completions))
+                if name in PENALIZED:
+                    plain = [replace(completion, penalties=None) for completion in completions]
+                    found[f"{name}, unpenalized"] = plain, await worst_difference(meshes, (PROMPT, plain))
             found["greedy"] = await ask(CUT["top-p"], 0.0), 0.0
             text = read_tokenizer(folder / "model").decode(found["none"][0][0].tokens[3:6])
             found["stop"] = await ask(Decoding(stop=(text,))), 0.0
@@ -48,12 +59,19 @@ def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", ASKED)
 def test_trainer_and_generator_agree_about_each_token(answers, name):
     completions, worst = answers[name]
     print(f"worst ratio of {name}: {np.exp(worst):.8f}")
     assert worst < 1e-5
-    assert (completions[0].mask is None) == (name == "none")
+    assert (completions[0].mask is None) == (not ASKED[name].truncates)
+
+
+@pytest.mark.parametrize("name", PENALIZED)
+def test_without_its_penalties_a_penalized_answer_has_other_log_probabilities(answers, name):
+    completions, _ = answers[name]
+    assert {completion.penalties for completion in completions} == {ASKED[name].penalties}
+    assert answers[f"{name}, unpenalized"][1] > 0.05
 
 
 @pytest.mark.parametrize("name", [name for name in CUT if name != "none"])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from made_rollouts import rollout_of
 
+from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.types import Decoding, Group, Turn
 from titan_rl.records.metrics import mask_metrics
@@ -17,6 +18,7 @@ GROUPS = [
             rollout_of("train/0000001", 0, status="timeout", reward=0.0, reward_parts={}, text=""),
             rollout_of("train/0000001", 1, turns=[Turn(1, 2, "stop"), Turn(3, 5, "length")], status="truncated"),
             rollout_of("train/0000001", 2, reward_parts={"b": 1.0, "a": -0.5}, reward=0.5),
+            rollout_of("train/0000001", 3, penalties=Penalties(1.1, -0.2, 0.3)),
         ],
     ),
 ]
@@ -69,6 +71,32 @@ def test_sampling_masks_read_back_and_wrong_ones_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("turns", "said"),
+    [
+        ([Turn(2, 4, "stop")], ""),
+        ([], "token 2 before its first answer"),
+        ([Turn(3, 4, "stop")], "token 2 before its first answer"),
+        ([Turn(3, 4, "stop"), Turn(2, 3, "stop")], "answers in another order"),
+    ],
+)
+def test_what_was_penalized_has_a_context(tmp_path, turns, said):
+    rollout = rollout_of("a", 0, turns=turns, penalties=Penalties(1.1))
+    write_rollouts(tmp_path, 1, [Group("a", [rollout])])
+    if not said:
+        assert read_rollouts(tmp_path, 1)[0].rollouts[0].penalties == Penalties(1.1)
+        return
+    with pytest.raises(RolloutsError, match=said):
+        read_rollouts(tmp_path, 1)
+
+
+@pytest.mark.parametrize("wrong", [Penalties(0.0), Penalties(float("nan")), Penalties(1.0, float("inf"))])
+def test_penalties_of_no_distribution_are_refused(tmp_path, wrong):
+    write_rollouts(tmp_path, 1, [Group("a", [rollout_of("a", 0, penalties=wrong)])])
+    with pytest.raises(RolloutsError, match="are no penalties"):
+        read_rollouts(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
     ("supports", "decoding", "said"),
     [
         (None, Decoding(stop=("a",)), ""),
@@ -79,6 +107,11 @@ def test_sampling_masks_read_back_and_wrong_ones_are_refused(tmp_path):
         ([[], [], [2, 7], []], Decoding(top_k=2), "sampled from the whole vocabulary, and rollout.top_k = 2"),
         ([[], [], [], []], Decoding(top_k=2, top_p=0.9), "sampled from the whole vocabulary"),
         ([[], [], [2, 7], []], Decoding(top_p=0.9), ""),  # which may leave all
+        (
+            None,
+            Decoding(presence_penalty=1.0),
+            "was sampled with Penalties.*0.0\\), and .* Penalties.*presence=1.0",
+        ),
     ],
 )
 def test_masks_are_those_of_the_decoding_settings(tmp_path, supports, decoding, said):

@@ -6,7 +6,6 @@ A value of ``KEYS`` begins with the key's name here. ``NOT_HERE`` has what there
 _STEPS = "training.steps: a run counts steps, and goes through data as often as they take"
 _PACKED = "a step's batch is packed into rows of training.seq_len tokens, which the ranks share"
 _DRAWN = "answers are sampled in training, and evaluation is greedy"
-_PENALTY = "a penalty follows what was written before, which the trainer does not compute: nothing is trained with one"
 _ENGINE = "vLLM's own default, or what the run's lengths need"
 _NO_CODE = "no code of a model's directory is run; model.family names one of your own"
 KEYS = {
@@ -66,6 +65,9 @@ KEYS = {
     "top_p": "rollout.top_p",
     "top_k": "rollout.top_k",
     "min_p": "rollout.min_p",
+    "repetition_penalty": "rollout.repetition_penalty",
+    "presence_penalty": "rollout.presence_penalty",
+    "frequency_penalty": "rollout.frequency_penalty",
     **dict.fromkeys(("stop", "stop_strings", "stop_sequences"), "rollout.stop"),
     **dict.fromkeys(("tensor_model_parallel_size", "tensor_parallel_size", "tp"), "generator.tensor_parallel"),
     **dict.fromkeys(("data_parallel_size", "num_engines", "num_replicas"), "generator.replicas"),
@@ -88,7 +90,6 @@ NOT_HERE = {
     ),
     "gradient_accumulation_steps": _PACKED,
     "do_sample": _DRAWN,
-    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _PENALTY),
     **dict.fromkeys(
         ("max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill", "swap_space"), _ENGINE
     ),

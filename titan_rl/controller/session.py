@@ -36,7 +36,8 @@ from titan_rl.controller.offline.steps import DataSteps
 from titan_rl.controller.planning.device_plan import DevicePlan
 from titan_rl.controller.planning.device_report import fit_and_place
 from titan_rl.controller.preflight.checks import Checked, check
-from titan_rl.controller.preflight.device import record_trainer_device
+from titan_rl.controller.preflight.device import is_on_cpu, record_trainer_device
+from titan_rl.controller.preflight.engine_checks import kernel_notices
 from titan_rl.controller.preflight.host_checks import on_hosts
 from titan_rl.controller.preflight.ineffective_settings import zero_learning_rates
 from titan_rl.controller.preflight.resume import check_resumable, limits_of
@@ -113,6 +114,7 @@ class Session:
         checked = check(config)
         fitting, plan, messages = fit_and_place(checked, under_torchrun=ranks is not None)
         messages = [*messages, *zero_learning_rates(checked.config, checked.algorithm, checked.titan)]
+        messages += kernel_notices(checked.config, on_cpu=is_on_cpu(checked.config))
         sources, earlier = find_sources(config), 0
         if resume:
             check_no_modules(run_dir.root)

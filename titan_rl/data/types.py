@@ -11,6 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
+from titan_rl.data.batches.decoding import Decoding, PenalizedTokens, Penalties
 from titan_rl.data.fast_pickle import FastPickle
 from titan_rl.data.spans import Span
 from titan_rl.data.storage.sampling_mask import SamplingMask
@@ -183,6 +184,8 @@ class Completion(FastPickle):
     """``stop``: an end token; ``stop_string``: a text of ``Decoding.stop``; ``length``: it was cut short."""
     mask: SamplingMask | None = None
     """Of each token, the ones that it was sampled from; None: from the whole vocabulary."""
+    penalties: Penalties | None = None
+    """Of the logits that it was sampled from; None: there were none."""
 
 
 @dataclass
@@ -222,6 +225,8 @@ class Rollout:
     """Whose it is, where several play one episode: it is compared with those of its own seat."""
     mask: SamplingMask | None = None
     """Of each of the T tokens, the ones that it was sampled from; None: from the whole vocabulary."""
+    penalties: Penalties | None = None
+    """As its completions'."""
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -285,7 +290,10 @@ class Sample:
     branch: int = 0
     """Of a rollout's several conversations, which: one above 0 is of the same rollout as the sample before it."""
     mask: SamplingMask | None = None
-    """As the rollout's."""
+    """As the rollout's, and so the next."""
+    penalties: Penalties | None = None
+    starts: tuple[int, ...] = ()
+    """Of its answers, where there are penalties: each follows from what the answer has so far."""
 
 
 @dataclass(frozen=True)
@@ -325,6 +333,8 @@ class Row:
     """Numbers of rollouts of which other rows of the batch hold branches, too."""
     mask: SamplingMask | None = None
     """Of each of the S trained tokens, the ones that it was sampled from; None: from the whole vocabulary."""
+    penalized: list[PenalizedTokens | None] = field(default_factory=list)
+    """Of each owner, what the penalties of its tokens follow from; None: there are none. Empty: nowhere."""
     found: dict[str, np.ndarray] = field(default_factory=dict)
     """Float32 [S] or [S, K] each: what model roles found of each trained token, by the names of
     algorithms.base.LossInputs; int64 [S, K], which words it is that a teacher spoke of; and from the beginning
@@ -430,29 +440,6 @@ class EngineStatistics:
         self.num_tokens += num_tokens
         self.num_prompt_tokens += num_prompt_tokens
         self.num_cached_tokens += num_cached_tokens
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """Decoding settings of an engine besides the temperature, as vLLM names them; by default none changes anything."""
-
-    top_p: float = 1.0
-    """Sample from the fewest tokens that have this probability together."""
-    top_k: int = 0
-    """Sample from so many of the likeliest tokens; 0: from all."""
-    min_p: float = 0.0
-    """Sample from tokens at least this share as likely as the likeliest one."""
-    stop: tuple[str, ...] = ()
-    """Texts after which an answer ends; they are its last part."""
-    repetition_penalty: float = 1.0
-    """Penalties follow what was written before, so no trained answer has any: they are an evaluation's alone."""
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-
-    @property
-    def truncates(self) -> bool:
-        """Whether anything is cut away from the distribution, so that a mask of the rest must travel."""
-        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
 
 @dataclass(frozen=True)

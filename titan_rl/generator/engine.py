@@ -31,6 +31,7 @@ from titan_rl.compat.vllm.engine import check_counts, num_generated, scheduler_o
 from titan_rl.compat.vllm.sampling import give_tokenizer, keep_masks
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
 from titan_rl.config.sections.schema import GeneratorConfig
+from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.spans import Spans
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.text.tokenizer import read_tokenizer
@@ -72,6 +73,7 @@ class _Sample:
     """vLLM's own id of it."""
     masked_words: int
     """Words of the vocabulary, of which a sampling mask is given back; 0: none is."""
+    penalties: Penalties | None
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(number of tokens generated before, policy version that generates the next ones), in order."""
 
@@ -272,7 +274,8 @@ class GenerationEngine:
                     future.set_exception(RequestRefused(f"{type(error).__name__}: {error}"))
                 return
             masked_words = num_words if request.decoding.truncates and request.temperature else 0  # greedy cuts nothing
-            self._samples[request_id] = _Sample(pending, place, engine_id, masked_words, [(0, self.version)])
+            distribution = masked_words, request.decoding.penalties
+            self._samples[request_id] = _Sample(pending, place, engine_id, *distribution, [(0, self.version)])
 
     def _prepare(self, decoding: Decoding) -> None:
         """Have the engine do what it does not do from the start, since most runs want none of it."""
@@ -317,6 +320,7 @@ class GenerationEngine:
             # vLLM names the text that ended an answer, or the token
             stop_reason="stop_string" if isinstance(result.stop_reason, str) else result.finish_reason,
             mask=_mask(result, sample.masked_words),
+            penalties=sample.penalties,
         )
         pending.left -= 1
         if not pending.left and not pending.future.done():

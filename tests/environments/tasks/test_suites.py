@@ -343,9 +343,13 @@ def test_each_preset_names_a_data_set_of_the_hub():
 def test_a_suite_is_sampled_by_its_own_settings_and_stops_at_the_runs_texts(tmp_path):
     table = {"name": "gsm8k", "file": written(tmp_path, GSM8K), "k": 4}
     cut = table | {"name": "cut", "suite": "gsm8k", "top_p": 0.9, "top_k": 20, "min_p": 0.05, "stop": []}
-    config = load_config(None, {"eval": {"suites": [table, cut]}, "rollout": {"stop": ["Q:"], "top_p": 0.5}})
+    cut |= {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5}
+    config = load_config(
+        None, {"eval": {"suites": [table, cut]}, "rollout": {"stop": ["Q:"], "top_p": 0.5, "presence_penalty": 1}}
+    )
     decodings = [sampling_of(suite, config, 512).decoding for suite in make_suites(config)]
-    assert decodings == [Decoding(stop=("Q:",)), Decoding(top_p=0.9, top_k=20, min_p=0.05)]
+    penalties = dict(repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=-0.5)
+    assert decodings == [Decoding(stop=("Q:",)), Decoding(top_p=0.9, top_k=20, min_p=0.05, **penalties)]
 
 
 MISTAKES = [
@@ -370,6 +374,7 @@ MISTAKES = [
     ),
     ({"name": "gsm8k", "temperature": 3.0}, "eval.suites.gsm8k.temperature = 3.0"),
     ({"name": "gsm8k", "k": 2, "top_p": 0.0}, "eval.suites.gsm8k.top_p = 0.0"),
+    ({"name": "gsm8k", "repetition_penalty": 0}, "eval.suites.gsm8k.repetition_penalty = 0"),
     ({"name": "gsm8k", "file": "FILE", "min_p": 0.1}, "eval.suites.gsm8k.min_p = 0.1 has no effect on greedy answers"),
     ({"name": "gsm8k", "file": "FILE", "stop": [""]}, "eval.suites.gsm8k.stop"),
     ({"name": "gsm8k", "file": "FILE", "prompts": 2}, "eval.suites.gsm8k.prompts = 2, but its file has 1 rows"),

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.storage.sampling_mask import SamplingMask
-from titan_rl.data.types import Batch, Provenance, Sample
+from titan_rl.data.types import Batch, Provenance, Sample, is_model
 from titan_rl.trainer.objective.nonfinite import parts
 
 VOCABULARY = 90
@@ -26,13 +27,14 @@ def batch_of(
     prompts: str = "p",
     branches: bool = False,
     masked: bool = False,
+    penalties: Penalties | None = None,
     **layout: int,
 ) -> Batch:
     """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages;
     a sample whose advantage is above 0 has the outcome 1. ``num_still``: of the first groups, whose advantages are 0.
     ``prompts``: how their names begin. ``branches``: whether samples are rollouts of up to three conversations, every
     second of which begins with the prompt; then each rollout weighs the same. ``masked``: whether tokens were sampled
-    from some of the words alone.
+    from some of the words alone. ``penalties``: of every second sample, and of its branches.
 
     Some tokens are a tool's, not the model's. ``layout``: ``num_ranks`` and ``row_multiple``.
     """
@@ -53,6 +55,8 @@ def batch_of(
             groups[-1].append(Sample(tokens, provenance, logprobs, advantage, f"{prompts}{group}", sample, outcome))
             if masked:
                 groups[-1][-1] = with_mask(groups[-1][-1], WORDS)
+            if penalties and sample % 2:
+                groups[-1][-1] = with_penalties(groups[-1][-1], penalties)
             if branches:
                 groups[-1] += [_branch(groups[-1][-1], number, prompt) for number in range(1, 1 + sample % 3)]
     aggregation = "sequence" if branches else "token"
@@ -73,6 +77,13 @@ def with_mask(sample: Sample, num_words: int) -> Sample:
     return replace(sample, logprobs=logprobs, mask=SamplingMask.of(supports, num_words))
 
 
+def with_penalties(sample: Sample, penalties: Penalties) -> Sample:
+    """The sample as if its logits were penalized; an answer begins wherever the model's tokens do."""
+    wrote = np.flatnonzero(is_model(sample.provenance))
+    starts = wrote[np.diff(wrote, prepend=-1) > 1]
+    return replace(sample, penalties=penalties, starts=tuple(starts.tolist()))
+
+
 def _branch(first: Sample, number: int, prompt: np.ndarray) -> Sample:
     """Another conversation of a rollout."""
     rng = np.random.default_rng([*first.tokens.tolist(), number])
@@ -81,7 +92,8 @@ def _branch(first: Sample, number: int, prompt: np.ndarray) -> Sample:
     provenance = np.full(len(tokens), Provenance.MODEL, np.int8)
     provenance[: len(context)] = Provenance.TEMPLATE
     logprobs = rng.normal(-4.6, 0.2, len(tokens)).astype(np.float32)
-    return replace(first, tokens=tokens, provenance=provenance, logprobs=logprobs, branch=number, mask=None)
+    columns = dict(tokens=tokens, provenance=provenance, logprobs=logprobs, branch=number, mask=None)
+    return replace(first, **columns, starts=(len(context),) if first.penalties else ())
 
 
 POISON = 123.0

@@ -128,6 +128,8 @@ def _samples(
         Sample(
             *(rollout.tokens, rollout.provenance, rollout.logprobs, advantage, rollout.prompt_id, rollout.sample),
             mask=rollout.mask,
+            penalties=rollout.penalties,
+            starts=tuple(turn.start for turn in rollout.turns) if rollout.penalties else (),
         )
         for rollout, advantage in zip(rollouts, advantages, strict=True)
     ]
@@ -142,7 +144,8 @@ def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
         advantage = sample.advantage[begin:end] if isinstance(sample.advantage, np.ndarray) else sample.advantage
         columns = dict(tokens=sample.tokens[span], provenance=provenance, logprobs=sample.logprobs[span])
         mask = sample.mask and sample.mask.take(np.arange(start, stop))
-        branches.append(replace(sample, **columns, advantage=advantage, branch=number, mask=mask))
+        starts = tuple(place - start for place in sample.starts if start <= place < stop)
+        branches.append(replace(sample, **columns, advantage=advantage, branch=number, mask=mask, starts=starts))
         begin = end
     return branches
 

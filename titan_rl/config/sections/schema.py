@@ -12,6 +12,8 @@ from titan_rl.config.sections.kinds import (
     Files,
     Gib,
     LearningRate,
+    Penalty,
+    Repetition,
     Seconds,
     Share,
     Style,
@@ -186,6 +188,13 @@ class RolloutConfig:
     """Sample from so many of the likeliest tokens; 0: from all."""
     min_p: Share = 0.0
     """Sample from tokens at least this share as likely as the likeliest one."""
+    repetition_penalty: Repetition = 1.0
+    """Divide a logit above 0 by it, and multiply another, where prompt or answer has the word; 1: none. Of this and the
+    next two, the trainer penalizes its logits by the same words."""
+    presence_penalty: Penalty = 0.0
+    """Subtract it from the logits of words that the answer has."""
+    frequency_penalty: Penalty = 0.0
+    """Subtract it from their logits as often as the answer has them."""
     stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
     """Texts after which an answer ends, in training and evaluation; they stay its last part."""
     max_staleness: Whole = 0

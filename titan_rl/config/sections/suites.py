@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from titan_rl.config.sections.kinds import MOST_TEMPERATURE, Count, Files, Share, Style, Whole
+from titan_rl.config.sections.kinds import MOST_TEMPERATURE, Count, Files, Penalty, Repetition, Share, Style, Whole
 
 
 @dataclass(kw_only=True)
@@ -34,6 +34,10 @@ class SuiteConfig:
     """As in ``[rollout]``, and so the next two; nothing is cut away by default."""
     top_k: Whole = 0
     min_p: Share = 0.0
+    repetition_penalty: Repetition = 1.0
+    """As in ``[rollout]``, and so the next two, of greedy answers, too; none by default."""
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
     stop: list[Annotated[str, Field(min_length=1)]] | None = None
     """Texts after which an answer ends; left out: as ``[rollout]`` has them."""
     max_new_tokens: Whole = 0

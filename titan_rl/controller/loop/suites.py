@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.rollout_queue import sampled
-from titan_rl.data.types import Decoding, Group, Prompt, Rollout, Sampling, correct
+from titan_rl.data.types import Group, Prompt, Rollout, Sampling, correct
+from titan_rl.environments.rollout.decoding import suite_decoding
 from titan_rl.environments.rollout.suites import Suite
 from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures, EveryPromptFails
 from titan_rl.mesh.meshes import Meshes
@@ -65,9 +66,7 @@ def sampling_of(suite: Suite, config: Config, max_tokens: int) -> Sampling:
     """How a suite's answers are sampled. ``max_tokens``: longest rollout, prompt included."""
     settings, longest = suite.config, suite.max_new_tokens(config.rollout.max_new_tokens)
     lengths = longest, settings.sampling_temperature, max_tokens, config.rollout.max_turns
-    stop = config.rollout.stop if settings.stop is None else settings.stop
-    decoding = Decoding(settings.top_p, settings.top_k, settings.min_p, tuple(stop))
-    return Sampling(settings.num_samples, *lengths, decoding)
+    return Sampling(settings.num_samples, *lengths, suite_decoding(settings, config.rollout.stop))
 
 
 def as_result(suite: Suite, groups: Sequence[Group], settings: dict[str, object]) -> SuiteResult:

@@ -21,12 +21,11 @@ from titan_rl.config.sections.schema import (
     OWN_SCORE,
     TASKS_OF_OTHERS,
     Config,
-    RolloutConfig,
     TaskConfig,
 )
 from titan_rl.controller.preflight.data_checks import check_settings, load_dataset, load_suites
 from titan_rl.controller.preflight.device import device_type, is_on_cpu
-from titan_rl.controller.preflight.engine_checks import check_engine
+from titan_rl.controller.preflight.engine_checks import check_decoding, check_engine, check_top_k
 from titan_rl.controller.preflight.host_checks import check_hosts
 from titan_rl.controller.preflight.ineffective_settings import check_read
 from titan_rl.controller.preflight.role_checks import check_reward_model, check_roles
@@ -163,7 +162,7 @@ def with_suites(checked: Checked) -> Checked:
     with checking():
         suites = load_suites(config, tokenizer_of(config), stops_of(config), **limits)
     for suite in suites:
-        _check_top_k(checked, f"{suite.setting}.top_k", suite.config.top_k)
+        check_top_k(read_config(checked), f"{suite.setting}.top_k", suite.config.top_k)
     return replace(checked, suites=tuple(suites))
 
 
@@ -404,25 +403,6 @@ def _check_adapted_head(checked: Checked) -> None:
         )
 
 
-def _check_decoding(checked: Checked) -> None:
-    """Errors: ConfigError for settings of which the trainer would not have the distribution, or that end nothing."""
-    rollout, needs = checked.config.rollout, checked.algorithm.needs
-    set_keys = [key for key in ("top_p", "top_k", "min_p") if getattr(rollout, key) != getattr(RolloutConfig(), key)]
-    if set_keys and needs.teacher_words:
-        raise ConfigError(
-            f"rollout.{set_keys[0]} = {getattr(rollout, set_keys[0])}: {checked.config.algorithm.name!r} learns a "
-            f"teacher's {needs.teacher_words} likeliest words, of which sampling may leave some out: leave it out, or "
-            f"set algorithm.top_k = 0"
-        )
-    _check_top_k(checked, "rollout.top_k", rollout.top_k)
-
-
-def _check_top_k(checked: Checked, setting: str, top_k: int) -> None:
-    """Errors: ConfigError for as many words as the model has, or more."""
-    if (size := read_config(checked).vocab_size) <= top_k:
-        raise ConfigError(f"{setting} = {top_k}: the model has {size} tokens; give fewer, or 0 for all")
-
-
 def _check_suites_ready(checked: Checked) -> None:
     for suite in checked.suites:
         with errors_under(suite.setting):
@@ -442,7 +422,13 @@ CHECKS = (
     Check("algorithm", _check_algorithm, of_updates=True),
     Check("model", lambda c: check_model(c.config, c.family)),
     Check("adapted head", _check_adapted_head, of_updates=True),
-    Check("decoding", _check_decoding, needs="model", applies=_samples, of_updates=True),
+    Check(
+        "decoding",
+        lambda c: check_decoding(c.config, c.algorithm, read_config(c)),
+        needs="model",
+        applies=_samples,
+        of_updates=True,
+    ),
     Check("roles", lambda c: check_roles(c.config, c.algorithm, c.family), of_updates=True),
     Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family), of_updates=True),
     Check("judges", lambda c: check_judges(c.scored_tasks, c.config.verifier.score_timeout)),

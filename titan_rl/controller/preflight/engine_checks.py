@@ -1,13 +1,15 @@
-"""Limits of ``[generator]`` that vLLM would refuse only when an engine starts: checked before any process does."""
+"""What engines cannot do, or the trainer cannot follow: checked before any process starts."""
 
 from math import ceil
 
 import torch
 from transformers import PreTrainedConfig
 
+from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.device_defaults import step_tokens
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
+from titan_rl.environments.rollout.decoding import CUTS, PENALTIES, changed
 from titan_rl.models.layers.rope import num_positions
 
 _BLOCK_TOKENS = 16
@@ -30,6 +32,39 @@ def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: 
             f"generator.kv_cache_gib = {generator.kv_cache_gib:g} cannot hold one rollout of {max_model_len} tokens, "
             f"which takes {needed:.3g}: raise it, or lower training.seq_len"
         )
+
+
+def check_decoding(config: Config, algorithm: Algorithm, hf: PreTrainedConfig) -> None:
+    """Errors: ConfigError for settings of which the trainer would not have the distribution, or that end nothing."""
+    rollout, words = config.rollout, algorithm.needs.teacher_words
+    penalties = changed(rollout, PENALTIES)
+    if words and (keys := [*changed(rollout, CUTS), *penalties]):
+        raise ConfigError(
+            f"rollout.{keys[0]} = {getattr(rollout, keys[0])}: {config.algorithm.name!r} learns a teacher's {words} "
+            f"likeliest words, of which sampling leaves some out or changes their logits: leave it out, or set "
+            f"algorithm.top_k = 0"
+        )
+    if penalties and config.model.kernel == "triton":
+        raise ConfigError(
+            f"rollout.{penalties[0]} = {getattr(rollout, penalties[0])}: model.kernel = 'triton' has no penalties: "
+            f"leave model.kernel out, or take 'reference'"
+        )
+    check_top_k(hf, "rollout.top_k", rollout.top_k)
+
+
+def check_top_k(hf: PreTrainedConfig, setting: str, top_k: int) -> None:
+    """Errors: ConfigError for as many words as the model has, or more."""
+    if hf.vocab_size <= top_k:
+        raise ConfigError(f"{setting} = {top_k}: the model has {hf.vocab_size} tokens; give fewer, or 0 for all")
+
+
+def kernel_notices(config: Config, *, on_cpu: bool) -> list[str]:
+    """Lines about a slower computation than a run on this device would have without a setting."""
+    penalties = changed(config.rollout, PENALTIES)
+    if on_cpu or not penalties or config.model.kernel != "auto" or config.data.file:
+        return []
+    key = f"rollout.{penalties[0]} = {getattr(config.rollout, penalties[0])}"
+    return [f"{key}: the trainer computes log-probabilities by model.kernel = 'reference', which has penalties"]
 
 
 def kv_bytes(hf: PreTrainedConfig, num_tokens: int, dtype: str, ranks: int) -> int:

@@ -6,6 +6,7 @@ from typing import get_type_hints
 
 from titan_rl.config.load import ConfigError, nearest_key, nearest_section
 from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
+from titan_rl.environments.rollout.decoding import DECODING_KEYS
 
 
 class Effect(Enum):
@@ -36,7 +37,7 @@ _EFFECTS: dict[str, Effects] = {
     "implicit_reward.optimizer": _TRAINER,
     "implicit_reward.lr_scheduler": _TRAINER,
     "rollout.temperature": _TRAINER | _SAMPLING,
-    **dict.fromkeys(("rollout.top_p", "rollout.top_k", "rollout.min_p", "rollout.stop"), _SAMPLING),
+    **dict.fromkeys(DECODING_KEYS, _SAMPLING),
     "rollout.max_new_tokens": _TRAINER | _SAMPLING,
     "rollout.max_turns": _SAMPLING,
     "rollout.max_staleness": _SAMPLING,

@@ -14,7 +14,7 @@ from titan_rl.config.load import ConfigError, Settings, flat, read_resolved
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.initial_policy import check_resumed
 from titan_rl.controller.preflight.checks import Checked, check_model, read_config
-from titan_rl.environments.rollout.decoding import decoding_of
+from titan_rl.environments.rollout.decoding import DECODING_KEYS, decoding_of
 from titan_rl.models.families.registry import Family
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.audit import flaws, read
@@ -56,7 +56,7 @@ _RULES = {
     "rollout": _FREE,
     "rollout.max_new_tokens": _WHILE_REDOING,
     "rollout.temperature": _WHILE_REDOING,
-    **dict.fromkeys(("rollout.top_p", "rollout.top_k", "rollout.min_p", "rollout.stop"), _WHILE_REDOING),
+    **dict.fromkeys(DECODING_KEYS, _WHILE_REDOING),
     "rollout.share_prefix": _WHILE_REDOING,
     "sft": _WHILE_REDOING,
     "training": _WHILE_REDOING,

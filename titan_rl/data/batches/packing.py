@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from titan_rl.data.batches.decoding import PenalizedTokens
 from titan_rl.data.batches.prefix_tree import Tree, places, prefix_tree, ranges
 from titan_rl.data.storage.sampling_mask import SamplingMask, joined
 from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Row, Sample, Segment, all_zero, is_model, num_model_tokens
@@ -165,6 +166,14 @@ class _Trained(NamedTuple):
     target_S: np.ndarray
     logprob_S: np.ndarray
     mask: SamplingMask | None
+    penalized: PenalizedTokens | None
+
+
+def _penalized(sample: Sample, trained_S: np.ndarray) -> PenalizedTokens | None:
+    """``trained_S``: places of its trained tokens."""
+    if sample.penalties is None:
+        return None
+    return PenalizedTokens.of(sample.penalties, sample.tokens, trained_S, sample.starts)
 
 
 class _RowBuilder:
@@ -195,7 +204,8 @@ class _RowBuilder:
             trained_S = np.flatnonzero(is_model(sample.provenance))
             assert not len(trained_S) or trained_S[0] > 0, "the model wrote a first token with nothing before it"
             columns = place_T[trained_S - 1], sample.tokens[trained_S], sample.logprobs[trained_S]
-            self.trained.append(_Trained(sample, share, *columns, sample.mask and sample.mask.take(trained_S)))
+            mask = sample.mask and sample.mask.take(trained_S)
+            self.trained.append(_Trained(sample, share, *columns, mask, _penalized(sample, trained_S)))
 
     def _in_rollouts(self) -> list[_Trained]:
         """Those of one rollout together, in the order in which the rollouts began."""
@@ -208,7 +218,7 @@ class _RowBuilder:
         """``split``: numbers of rollouts that are in several rows."""
         if not self.size:
             return dummy_row()
-        samples, shares, source, target, logprob, masks = zip(*self._in_rollouts(), strict=True)
+        samples, shares, source, target, logprob, masks, penalized = zip(*self._in_rollouts(), strict=True)
         counts = [len(target_S) for target_S in target]
         advantages = [_checked_advantage(sample, count) for sample, count in zip(samples, counts, strict=True)]
         branches, weights = [share.branch for share in shares], [share.weight for share in shares]
@@ -226,6 +236,7 @@ class _RowBuilder:
             rollouts=branches,
             split=split.intersection(number for number, _ in branches),
             mask=joined(masks, counts),
+            penalized=list(penalized) if any(penalized) else [],
         )
 
 

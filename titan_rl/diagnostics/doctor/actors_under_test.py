@@ -81,6 +81,8 @@ def sample_of(prompt: np.ndarray, completion: Completion, prompt_id: str, number
         prompt_id=prompt_id,
         sample=number,
         mask=joined([None, completion.mask], [len(prompt), wrote]),
+        penalties=completion.penalties,
+        starts=(len(prompt),),
     )
 
 

@@ -97,12 +97,20 @@ CHECKS = (
         after=("tokens",),
     ),
     Check(
+        name="penalties",
+        about="trainer and engine penalize logits for the same words",
+        mend="See who says where an answer begins (conversation/episode.py) and who counts (layers/penalties.py)",
+        run=tokens.penalties,
+        needs=_ALL,
+        after=("weights", "tokens", "mask"),
+    ),
+    Check(
         name="sampling-mask",
         about="the tokens that each one was sampled from are those that the trainer renormalizes over",
         mend="See who makes a mask (compat/vllm/sampling.py) and who cuts and joins it (data/storage/sampling_mask.py)",
         run=tokens.sampling_mask,
         needs=_ALL,
-        after=("weights", "tokens", "mask"),
+        after=("weights", "tokens", "mask", "penalties"),
     ),
     Check(
         name="agreement",
@@ -110,7 +118,7 @@ CHECKS = (
         mend="Let both sides have the same temperature, top-p, penalties and weights",
         run=tokens.agreement,
         needs=_ALL,
-        after=("weights", "tokens", "mask", "sampling-mask"),
+        after=("weights", "tokens", "mask", "penalties", "sampling-mask"),
     ),
     Check(
         name="ends",
@@ -118,7 +126,7 @@ CHECKS = (
         mend="Keep the last token of an answer; eos_token_id in generation_config.json names those that end one",
         run=tokens.ends,
         needs=_ALL,
-        after=("tokens", "mask", "sampling-mask", "agreement"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "agreement"),
     ),
     Check(
         name="still",
@@ -126,7 +134,7 @@ CHECKS = (
         mend="Look for what moves weights beside the optimizer, and for randomness that no seed names",
         run=weights.still,
         needs=_ALL,
-        after=("tokens", "mask", "sampling-mask", "agreement"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "agreement"),
     ),
     Check(
         name="advantages",
@@ -134,7 +142,7 @@ CHECKS = (
         mend="See that advantages keep the order of samples and tokens, and the sign of the loss",
         run=bandit.advantages,
         needs=_ALL,
-        after=("tokens", "mask", "sampling-mask", "agreement", "still"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "agreement", "still"),
     ),
     Check(
         name="layout",
@@ -142,7 +150,7 @@ CHECKS = (
         mend="Normalize the loss over the step's trained tokens, before they are packed (data/batches/packing.py)",
         run=layouts.layout,
         needs=_ALL,
-        after=("tokens", "mask", "sampling-mask", "agreement", "advantages"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "agreement", "advantages"),
     ),
     Check(
         name="sync",
@@ -150,7 +158,7 @@ CHECKS = (
         mend="See mesh/channel/ and generator/vllm_backend.py: what is published, fetched and repacked",
         run=weights.sync,
         needs=_ALL,
-        after=("tokens", "mask", "sampling-mask", "agreement", "still"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "agreement", "still"),
     ),
     Check(
         name="cache",
@@ -158,7 +166,7 @@ CHECKS = (
         mend="Reset the prefix cache with every version, or salt it with one",
         run=weights.cache,
         needs=_ALL,
-        after=("tokens", "mask", "sampling-mask", "agreement", "still", "sync"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "agreement", "still", "sync"),
     ),
     Check(
         name="reference",
@@ -166,7 +174,7 @@ CHECKS = (
         mend="Keep reference and teacher out of the optimizer, and their memory apart from the policy's",
         run=weights.reference,
         needs=_ALL,
-        after=("tokens", "mask", "sampling-mask", "agreement"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "agreement"),
     ),
     Check(
         name="memory",

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask, joined
 from titan_rl.data.types import Completion, Message, Prompt, Provenance, Rollout, Status, Turn, content_of
 from titan_rl.environments.interfaces.environment import Reply
@@ -30,6 +31,8 @@ class Episode:
         """Start of each branch, if the rollout has several conversations."""
         self.seat = ""
         """Name of the player, where several play."""
+        self.penalties: Penalties | None = None
+        """Of the logits that its answers were sampled from."""
         self.rewards: list[float | None] = []
         self.transcript: list[str] = []
 
@@ -63,6 +66,7 @@ class Episode:
         start = len(self.tokens)
         origin = np.full(len(completion.tokens), Provenance.MODEL)
         self._append(completion.tokens, origin, completion.logprobs, completion.versions, completion.mask)
+        self.penalties = completion.penalties
         self.turns.append(Turn(start, len(self.tokens), completion.stop_reason))
         self.answers.append(text)
         self.transcript.append(text)
@@ -93,6 +97,7 @@ class Episode:
         start = len(self.tokens)
         self.branches = [*(self.branches or [0]), start]
         self._append(other.tokens, other.provenance, other.logprobs, other.versions, other.mask)
+        self.penalties = self.penalties or other.penalties
         self.turns += [replace(turn, start=turn.start + start, stop=turn.stop + start) for turn in other.turns]
         self.rewards += [None] * (len(self.answers) - len(self.rewards)) + other.rewards
         self.answers += other.answers
@@ -139,4 +144,5 @@ class Episode:
             branches=self.branches,
             seat=self.seat,
             mask=self.mask,
+            penalties=self.penalties,
         )

@@ -21,6 +21,7 @@ from titan_rl.environments.prompts.jsonl_task import RowsTask
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import make_part, make_task
 from titan_rl.environments.rewards.answer_graders import READERS
+from titan_rl.environments.rollout.decoding import CUTS, changed
 from titan_rl.environments.tasks.math_task import MathTask
 from titan_rl.environments.tasks.suites.base import SuiteTask
 
@@ -141,11 +142,11 @@ def _suite_config(number: int, table: Mapping[str, Any]) -> SuiteConfig:
         raise ConfigError(
             f"{setting}.samples = {config.samples} is less than k = {config.k}: raise it, or leave it out"
         )
-    cut = next((key for key in ("top_p", "top_k", "min_p") if getattr(config, key) != getattr(SuiteConfig, key)), None)
-    if cut and not config.sampling_temperature:
+    cuts = changed(config, CUTS)
+    if cuts and not config.sampling_temperature:
         raise ConfigError(
-            f"{setting}.{cut} = {getattr(config, cut)} has no effect on greedy answers: set temperature, or leave it "
-            f"out"
+            f"{setting}.{cuts[0]} = {getattr(config, cuts[0])} has no effect on greedy answers: set temperature, or "
+            f"leave it out"
         )
     _check_temperature(config)
     if config.task and (config.file or config.suite or config.options):

@@ -23,6 +23,7 @@ from titan_rl.models.layers.attention import AttentionPlan
 from titan_rl.models.layers.cpu_products import with_lean_linears
 from titan_rl.models.layers.layer_configs import FROM_FILE, layer_config, norm
 from titan_rl.models.layers.memory_saving import LeanRMSNorm
+from titan_rl.models.layers.penalties import LogitPenalties
 from titan_rl.models.layers.top_tokens import likeliest_words, word_logprobs
 
 
@@ -32,8 +33,8 @@ class Float32Head(Linear):
     With targets, it returns their log-probabilities and the entropies, [2, S] in fp32, from logits in tiles; below
     them, if they are asked for, the log-probabilities of ``words_SK`` [K, S], or the ``num_likeliest`` words (as
     numbers, exact up to 2^24) and their log-probabilities [2K, S]. With a mask, of the distributions that it leaves,
-    and then without any such words, some of which it may leave out. This is done here since FSDP gathers a module's
-    weight only for the module's own forward.
+    and with penalties, of penalized logits; then without any such words. This is done here since FSDP gathers a
+    module's weight only for the module's own forward.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -53,11 +54,13 @@ class Float32Head(Linear):
         words_SK: torch.Tensor | None = None,
         num_likeliest: int = 0,
         mask: SamplingMask | None = None,
+        penalties: LogitPenalties | None = None,
     ) -> torch.Tensor:
         if target_S is None:
             return F.linear(input.float(), self.weight.float())
         has_words = words_SK is not None or num_likeliest > 0
         assert mask is None or not has_words, "words besides the targets may be among those that a mask leaves out"
+        assert penalties is None or not has_words, "words besides the targets are not penalized"
         weight = self.weight
         spread: dict[str, Any] = {}
         if isinstance(weight, DTensor):  # sharded over tensor-parallel ranks as torch.chunk splits
@@ -71,6 +74,7 @@ class Float32Head(Linear):
             temperature=temperature,
             implementation=implementation,
             expected_grad=expected_grad,
+            penalties=penalties,
             mask_SB=None if mask is None else torch.from_numpy(mask.bits()).to(target_S.device),
             **spread,
         )

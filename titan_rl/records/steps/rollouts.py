@@ -1,5 +1,6 @@
 """Rollouts as Parquet, one file per step: what was trained on can be read, audited and trained on again."""
 
+import math
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from titan_rl.config.io.bounded_files import RefusedFile
+from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.storage.files import replacing, wanting
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.storage.tables import check_table
@@ -17,6 +19,7 @@ from titan_rl.data.types import Decoding, Group, Provenance, Rollout, Status, To
 from titan_rl.records.steps.step_names import step_name, steps_of
 
 _CALL = {"name": pa.string(), "arguments": pa.string(), "status": pa.string(), "seconds": pa.float64()}
+_PENALTIES = dict.fromkeys(("repetition", "presence", "frequency"), pa.float64())
 _MASK = {"vocabulary": pa.int32(), "data": pa.binary(), "ends": pa.list_(pa.int64())}
 SCHEMA = pa.schema(
     {
@@ -44,6 +47,7 @@ SCHEMA = pa.schema(
         "branches": pa.list_(pa.int32()),
         "seat": pa.string(),
         "mask": pa.struct(_MASK),
+        "penalties": pa.struct(_PENALTIES),
     }
 )
 RATIO = 256
@@ -66,6 +70,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         calls=[[asdict(call) for call in turn.calls] for turn in rollout.turns],
         reward_parts=list(rollout.reward_parts.items()),
         mask=_mask_row(rollout.mask),
+        penalties=None if rollout.penalties is None else asdict(rollout.penalties),
     )
 
 
@@ -77,6 +82,16 @@ def _mask(row: dict[str, Any] | None) -> SamplingMask | None:
     if row is None:  # runs of before there were any lack the column
         return None
     return SamplingMask(row["vocabulary"], np.frombuffer(row["data"], np.uint8), np.asarray(row["ends"], np.int64))
+
+
+def _penalties(row: dict[str, Any] | None) -> Penalties | None:
+    """Errors: ValueError for numbers that penalize nothing or everything."""
+    if row is None:  # runs of before there were any lack the column
+        return None
+    penalties = Penalties(**row)
+    if not all(math.isfinite(value) for value in row.values()) or penalties.repetition <= 0:
+        raise ValueError(f"{penalties} are no penalties")
+    return penalties
 
 
 def has_rollouts(folder: Path, step: int) -> bool:
@@ -206,6 +221,7 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         seat=row["seat"] or "",
         reward_parts=dict(row["reward_parts"]),
         mask=_mask(row["mask"]),
+        penalties=_penalties(row["penalties"]),
     )
     return Rollout(**row | converted)
 
@@ -224,8 +240,10 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
         raise ValueError(f"{name} has a status or a provenance that there is not")
     _check_branches(name, rollout)
     _check_mask(name, rollout, limits)
+    _check_answers(name, rollout)
     if limits is not None:
         _check_truncation(name, rollout, limits.decoding)
+        _check_penalties(name, rollout, limits.decoding)
     if len(rollout.turn_rewards) not in (0, len(rollout.turns)):
         raise ValueError(f"{name} has {len(rollout.turn_rewards)} rewards of turns and {len(rollout.turns)} turns")
     if not all(0 <= turn.start <= turn.stop <= length for turn in rollout.turns):
@@ -261,6 +279,24 @@ def _check_truncation(name: str, rollout: Rollout, decoding: Decoding) -> None:
         raise ValueError(f"{name} has a sampling mask, and none of rollout.top_p, top_k and min_p was set")
     if mask is not None and decoding.top_k and not mask.lengths[wrote].all():  # the others may leave all
         raise ValueError(f"{name} has a token sampled from the whole vocabulary, and rollout.top_k = {decoding.top_k}")
+
+
+def _check_answers(name: str, rollout: Rollout) -> None:
+    """Errors: ValueError for a penalized token in no answer, of which nobody knows what it was penalized for."""
+    starts = [turn.start for turn in rollout.turns]
+    if rollout.penalties and starts != sorted(starts):
+        raise ValueError(f"{name} has answers in another order than its tokens")
+    for begin, end in rollout.spans if rollout.penalties else ():
+        wrote = np.flatnonzero(is_model(rollout.provenance[begin:end]))
+        if len(wrote) and not any(begin <= start <= begin + wrote[0] for start in starts):
+            raise ValueError(f"{name} has token {begin + wrote[0]} before its first answer")
+
+
+def _check_penalties(name: str, rollout: Rollout, decoding: Decoding) -> None:
+    """Errors: ValueError for other penalties than the settings have."""
+    if rollout.num_model_tokens and rollout.penalties != decoding.penalties:
+        has, wanted = rollout.penalties or Penalties(), decoding.penalties or Penalties()
+        raise ValueError(f"{name} was sampled with {has}, and the settings have {wanted}")
 
 
 def _check_branches(name: str, rollout: Rollout) -> None:

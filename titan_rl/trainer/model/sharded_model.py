@@ -26,6 +26,7 @@ from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.types import Row
 from titan_rl.models.families.registry import make_family
 from titan_rl.models.layers.attention import Form, attention_form, plan_attention
+from titan_rl.models.layers.penalties import logit_penalties
 from titan_rl.models.spec import model_spec
 from titan_rl.models.value_head import has_value_head, load_value_model, save_value_model, value_spec
 from titan_rl.models.weights.hf_weights import export_dtypes, load_hf, save_hf
@@ -107,8 +108,10 @@ class ShardedModel:
             "logit_index_S": columns["source_S"],
             "target_S": columns["target_S"],
             "temperature": self.temperature,
-            "implementation": self.implementation,
+            # penalties are the reference's alone
+            "implementation": "reference" if row.penalized else self.implementation,
             "mask": row.mask,
+            "penalties": logit_penalties(row, self.device),
         }
 
     def forward_backward(

@@ -1,9 +1,13 @@
 """Tokens: what trainer and generator say of each, whether both sides read the same ones, and which are trained."""
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.controller.preflight.checks import tokenizer_of
+from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.types import Batch, Decoding, Group, Provenance, Rollout, is_model
 from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import sample_of
@@ -126,9 +130,52 @@ def _check_rows(groups: list[Group], batch: Batch) -> None:
             raise CheckFailed("the packed rows train other tokens than the model wrote", evidence)
 
 
-# the sampling mask
+# penalties and the sampling mask
 
 _PLAIN_SEEDS, _PLAIN_TOKENS = 8, 16
+
+
+async def penalties(context: CheckContext) -> str:
+    """Logits are penalized for the same words on both sides, in answers of an engine and in the run's own."""
+    decoding, groups = decoding_of(context.checked.config.rollout), await context.groups()
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    for rollout in rollouts:
+        check_penalties(rollout, decoding.penalties)
+    if decoding.penalties is None:
+        return "none"
+    await _check_plain(context, rollouts[0], "penalties")
+    alone = replace(decoding, top_p=1.0, top_k=0, min_p=0.0)
+    try:
+        text = compare(await _answered(context, rollouts[0], alone), context.limits, "penalized tokens")
+        if not decoding.truncates:  # a mask could be wrong, too
+            text = compare((await context.reading()).tokens, context.limits, "the tokens that were sampled")
+    except CheckFailed as error:
+        fault = "penalties are of other words than the engine's: without them both sides agree"
+        raise CheckFailed(fault, error.evidence) from None
+    return text
+
+
+def check_penalties(rollout: Rollout, wanted: Penalties | None) -> None:
+    """Errors: CheckFailed for a rollout that does not say what it was sampled with."""
+    if rollout.num_model_tokens and rollout.penalties != wanted:
+        evidence = f"{rollout.prompt_id} sample {rollout.sample} has {rollout.penalties}, the settings have {wanted}"
+        raise CheckFailed("penalties are not where they should be", evidence)
+
+
+async def _answered(context: CheckContext, rollout: Rollout, decoding: Decoding) -> pd.DataFrame:
+    """The trainer's reading of an engine's answers to a rollout's prompt."""
+    actors, prompt = context.actors, rollout.tokens[: rollout.turns[0].start]
+    answers = await actors.complete(prompt, _PLAIN_SEEDS, _PLAIN_TOKENS, decoding=decoding)
+    samples = [sample_of(prompt, answer, "doctor/decoding", number) for number, answer in enumerate(answers)]
+    return (await actors.read(actors.batch_of_samples([samples]))).tokens
+
+
+async def _check_plain(context: CheckContext, rollout: Rollout, what: str) -> None:
+    """Errors: CheckSkipped if both sides disagree about answers of the whole distribution, too."""
+    try:
+        compare(await _answered(context, rollout, Decoding()), context.limits, "tokens of the whole vocabulary")
+    except CheckFailed as error:
+        raise CheckSkipped(f"without {what} they disagree, too: {error.evidence}") from None
 
 
 async def sampling_mask(context: CheckContext) -> str:
@@ -139,7 +186,7 @@ async def sampling_mask(context: CheckContext) -> str:
         check_mask(rollout, decoding)
     if not decoding.truncates:
         return "none: tokens are sampled from the whole vocabulary"
-    await _check_unmasked(context, rollouts[0])
+    await _check_plain(context, rollouts[0], "a mask")
     try:
         compare((await context.reading()).tokens, context.limits, "the tokens that were sampled")
     except CheckFailed as error:
@@ -148,18 +195,6 @@ async def sampling_mask(context: CheckContext) -> str:
     masks = [rollout.mask for rollout in rollouts if rollout.mask is not None]
     kept = [mask.num_kept[is_model(r.provenance)] for mask, r in zip(masks, rollouts, strict=True)]
     return f"{len(np.concatenate(kept))} tokens, sampled from {np.concatenate(kept).mean():.1f} on average"
-
-
-async def _check_unmasked(context: CheckContext, rollout: Rollout) -> None:
-    """Errors: CheckSkipped if both sides disagree about answers from the whole vocabulary, too."""
-    actors, prompt = context.actors, rollout.tokens[: rollout.turns[0].start]
-    answers = await actors.complete(prompt, _PLAIN_SEEDS, _PLAIN_TOKENS, decoding=Decoding())
-    samples = [sample_of(prompt, answer, "doctor/unmasked", number) for number, answer in enumerate(answers)]
-    reading = await actors.read(actors.batch_of_samples([samples]))
-    try:
-        compare(reading.tokens, context.limits, "tokens of the whole vocabulary")
-    except CheckFailed as error:
-        raise CheckSkipped(f"without a mask they disagree, too: {error.evidence}") from None
 
 
 def check_mask(rollout: Rollout, decoding: Decoding) -> None:
