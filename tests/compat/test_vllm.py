@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from reaches import check_forms, check_page
 from vllm import SamplingParams
+from vllm.config.reasoning import ReasoningConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -19,16 +21,19 @@ from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniP
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import SamplingMaskLists
 from vllm.v1.request import Request
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
 
 from titan_rl.compat.reach import VLLM, DependencyChanged
-from titan_rl.compat.vllm import engine, layers, loading, parallel, sampling
+from titan_rl.compat.vllm import engine, layers, loading, parallel, sampling, thinking
+from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 
-MODULES = (layers, loading, engine, parallel, sampling)
+MODULES = (layers, loading, engine, parallel, sampling, thinking)
 _LAYERS, _LOADER = "vllm.model_executor.layers", "vllm.model_executor.model_loader"
 _INFO = f"{_LOADER}.reload.types:LayerReloadingInfo"
+_HOLDER = "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder"
 FORMS = {
     f"{_LAYERS}.logits_processor:LogitsProcessor._apply_head": "(self, lm_head, hidden_states, embedding_bias)",
     f"{_LAYERS}.logits_processor:LogitsProcessor.head_dtype": "set",
@@ -72,6 +77,16 @@ FORMS = {
     "vllm.v1.sample.sampler:Sampler.topk_topp_sampler": "set",
     "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward": "(self, input)",
     "vllm.v1.engine.output_processor:OutputProcessor.tokenizer": "set",
+    "vllm.config.reasoning:ReasoningConfig._reasoning_start_token_ids": "NoneType",
+    "vllm.config.reasoning:ReasoningConfig._reasoning_end_token_ids": "NoneType",
+    "vllm.config.reasoning:ReasoningConfig._natural_reasoning_end_token_ids": "NoneType",
+    "vllm.v1.engine.llm_engine:LLMEngine.vllm_config": "set",
+    "vllm.v1.worker.gpu.sample.sampler:Sampler.thinking_budget_state": "set",
+    "vllm.v1.worker.gpu.sample.sampler:Sampler.req_states": "set",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.input_batch": "set",
+    "vllm.v1.worker.gpu_input_batch:InputBatch.thinking_budget_state_holder": "set",
+    f"{_HOLDER}._init_state_entry": "(self, prompt_tok_ids, thinking_token_budget)",
+    f"{_HOLDER}._state": "set",
 } | {
     f"vllm.distributed.parallel_state:{name}": "NoneType"
     for name in ("_WORLD", "_PP", "_DP", "_EP", "_PCP", "_DCP", "_TP")
@@ -156,6 +171,45 @@ def test_a_gpus_masks_list_no_whole_vocabulary_and_keep_no_batch(monkeypatch):
     slices = [lists.slice_request(place, 1) for place in range(3)]
     assert [each.to_nested_list()[0].tolist() for each in slices] == [[3, 5], [], [*range(1, 37)]]
     assert all(each.token_ids.base is None for each in slices) and len(lists.token_ids) == 2 + 36
+
+
+def test_a_cpus_thinking_is_closed_by_what_the_tokens_say():
+    """In a batch whose requests come, go, move and are preempted, as vLLM's sampler asks; vLLM's own closes early."""
+    tags, config = ThinkingTags(1, 2), ReasoningConfig()
+    config._reasoning_start_token_ids, config._reasoning_end_token_ids = [tags.start], [tags.end]
+    seen = 0
+    for seed in range(200):
+        draw = random.Random(seed)
+        holder = thinking.ClosedByTokens(config, 0, 0, torch.device("cpu"), False)
+        prompts = [draw.choices(range(6), k=draw.randint(1, 6)) for _ in range(2)]
+        answers, budgets = [[], []], [draw.randint(1, 4) for _ in prompts]
+        added = [(n, SamplingParams(thinking_token_budget=b), prompts[n], answers[n]) for n, b in enumerate(budgets)]
+        holder.sync_batch(BatchUpdate(batch_size=2, removed=[], added=added, moved=[]))
+        rows = [0, 1]
+        for _ in range(20):
+            if draw.random() < 0.2:  # its prompt and what it has written come again
+                holder.sync_batch(BatchUpdate(batch_size=2, removed=[rows[0]], added=[], moved=[]))
+                again = [(rows[0], *added[0][1:])]
+                holder.sync_batch(BatchUpdate(batch_size=2, removed=[], added=again, moved=[]))
+            if draw.random() < 0.2:
+                holder.sync_batch(BatchUpdate(2, [], [], [(0, 1, MoveDirectionality.SWAP)]))
+                rows.reverse()
+            holder.update_state([answers[rows.index(row)] for row in (0, 1)], [])
+            logits_NV = holder.apply_to_logits(torch.zeros(2, 6), False, [])
+            for answer, row in zip(answers, rows, strict=True):
+                answer.append(
+                    tags.end if logits_NV[row, tags.end] > 0 else draw.choices(range(6), [1, 2, 1, 2, 2, 2])[0]
+                )
+        for prompt, answer, budget in zip(prompts, answers, budgets, strict=True):
+            forced = forced_closings(np.array(prompt), np.array(answer), tags, budget)
+            open_at, wanted = -1, []
+            for place, token in enumerate([*prompt, *answer]):
+                if place >= len(prompt):
+                    wanted.append(open_at >= 0 and place - open_at - 1 >= budget)
+                open_at = place if token == tags.start else -1 if token == tags.end else open_at
+            assert forced.tolist() == wanted
+            seen += int(forced.sum())
+    assert seen > 500
 
 
 # what the counters mean

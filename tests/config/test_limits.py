@@ -4,6 +4,7 @@ before any process starts."""
 from itertools import product
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from mistakes import assert_one_line
@@ -12,8 +13,9 @@ from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.controller.preflight.checks import check, check_model, read_config, resolve
-from titan_rl.controller.preflight.engine_checks import check_decoding, kernel_notices, kv_bytes
+from titan_rl.controller.preflight.engine_checks import check_decoding, check_thinking, kernel_notices, kv_bytes
 from titan_rl.models.builtin.tiny import tiny_config
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.trainer.model.optimizer import build_optimizer
 from titan_rl.trainer.titan_config import build_titan, learned_titan, titan_keys
@@ -45,6 +47,8 @@ LIMITS = [
     ("rollout.repetition_penalty", [0.01, 1, 100], [0, -1, 101, "inf", "nan"]),
     ("rollout.presence_penalty", [-2, 2], [-2.01, 2.01, "nan"]),
     ("rollout.frequency_penalty", [-2, 2], [-2.01, 2.01, "nan"]),
+    ("rollout.thinking_budget", [0, 15], [-1]),
+    ("eval.thinking_budget", [0], [-1]),
     ("rollout.stop", ["[]", "['x']"], ["['']", "[1]"]),
     ("rollout.max_new_tokens", [1, 2047], [0, 2048]),
     ("generator.max_num_seqs", [1, 4096], [0, 4097, 10**9]),
@@ -273,6 +277,7 @@ def test_a_sliding_window_needs_no_more_than_its_full_layers():
         ("grpo_tiny", {"rollout": {"top_k": 99}}, "rollout.top_k = 99: the model has 99 tokens"),
         ("distillation_tiny", {"rollout": {"min_p": 0.05}, "algorithm": {"top_k": 4}}, "rollout.min_p = 0.05: "),
         ("distillation_tiny", {"rollout": {"presence_penalty": 1}, "algorithm": {"top_k": 4}}, "or changes their log"),
+        ("grpo_tiny", {"rollout": {"thinking_budget": 16, "max_new_tokens": 16}}, "thinking_budget = 16 has no effect"),
         (
             "grpo_tiny",
             {"rollout": {"frequency_penalty": 0.5}, "model": {"kernel": "triton"}},
@@ -284,6 +289,27 @@ def test_a_distribution_that_the_trainer_would_not_have_is_refused(base, tables,
     with pytest.raises(ConfigError, match=said):
         checked = resolve(load_config(base, tables))
         check_decoding(checked.config, checked.algorithm, read_config(checked))
+
+
+@pytest.mark.parametrize(
+    ("tags", "prompts", "said"),
+    [
+        ([], [[1, 2]], "the model's tokenizer has no token for <think> and for </think>"),
+        (["<think>"], [[1, 2]], "has no token for <think>"),
+        (["<think>", "</think>"], [[1, 99, 100, 2], [99, 100]], "has no effect: the chat template closes thinking"),
+        (["<think>", "</think>"], [[1, 99, 100, 2], [99]], ""),
+        (["<think>", "</think>"], [], ""),
+    ],
+)
+def test_a_budget_for_thinking_needs_a_model_that_thinks(tags, prompts, said):
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens(tags)
+    encoded = [np.array(prompt) for prompt in prompts]
+    check_thinking("rollout.thinking_budget", 0, tokenizer, encoded)
+    if not said:
+        return check_thinking("rollout.thinking_budget", 8, tokenizer, encoded)
+    with pytest.raises(ConfigError, match=f"^rollout.thinking_budget = 8.*{said}"):
+        check_thinking("rollout.thinking_budget", 8, tokenizer, encoded)
 
 
 def test_a_slower_kernel_is_announced_where_there_is_a_faster_one():

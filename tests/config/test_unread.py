@@ -65,6 +65,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 OF_ROLLOUTS = {
     *("rollout", "filter", "curriculum", "generator", "verifier", "reward_model", "eval.grader"),
+    "eval.thinking_budget",
     *("task.reward", "task.rewards", "task.judge", "task.sandbox", "task.scoring", "task.keep_special"),
     "task.rewards_by_source",
     *("algorithm.updates_per_batch", "algorithm.train_truncated", "algorithm.overlong_buffer"),
@@ -148,7 +149,14 @@ UNREAD: dict[str, set[str]] = {
     },
 }
 """Sections and keys, by kind of run."""
-OF_SUITES = {"rollout.stop", "rollout.max_retries", "task.sandbox", "task.keep_special"}
+OF_SUITES = {
+    "rollout.stop",
+    "rollout.thinking_budget",
+    "eval.thinking_budget",
+    "rollout.max_retries",
+    "task.sandbox",
+    "task.keep_special",
+}
 """What suites of a run on data read."""
 READ = {
     "sft by shares": {"rollout.max_new_tokens"},

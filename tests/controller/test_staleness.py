@@ -147,6 +147,7 @@ def test_a_run_that_goes_on_samples_nothing_under_what_its_generators_held_befor
 def test_answers_are_sampled_with_the_runs_decoding_settings():
     queue, sampler = make_queue(0)
     settings = dict(top_p=0.9, top_k=20, min_p=0.05, repetition_penalty=1.1, presence_penalty=1, frequency_penalty=-1)
+    settings["thinking_budget"] = 8
     queue.config.rollout = replace(queue.config.rollout, **settings, stop=["Q:"])
 
     async def collect() -> None:

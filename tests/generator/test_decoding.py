@@ -1,17 +1,25 @@
 """What real engines cut away from a distribution and stop at, and that the trainer has the same log-probabilities."""
 
 import asyncio
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from started_meshes import meshes_of, worst_difference
 
+from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 from titan_rl.data.text.tokenizer import read_tokenizer
 from titan_rl.data.types import Completion, Decoding, Request
 from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 PROMPT = np.arange(10, 40, dtype=np.int32)
+TAGS = {"`": "<think>", "~": "</think>"}
+"""Characters of the tiny tokenizer that are tags here."""
+START, END = (character_tokenizer().convert_tokens_to_ids(character) for character in TAGS)
+THINKING = np.append(PROMPT, START).astype(np.int32)
 CUT = {
     "none": Decoding(),
     "top-p": Decoding(top_p=0.9),
@@ -25,7 +33,19 @@ PENALIZED = {
     "frequency": Decoding(frequency_penalty=-0.5),
     "all, cut": Decoding(0.9, 50, 0.01, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3),
 }
-ASKED = CUT | PENALIZED
+THOUGHT = {
+    "budget": Decoding(thinking_budget=5),
+    "budget, cut and penalties": Decoding(
+        0.95, 60, 0.01, repetition_penalty=1.3, frequency_penalty=0.3, thinking_budget=3
+    ),
+}
+ASKED = CUT | PENALIZED | THOUGHT
+
+
+def rename_words(file: Path, names: dict[str, str]) -> None:
+    table = json.loads(file.read_text())
+    table["model"]["vocab"] = {names.get(word, word): number for word, number in table["model"]["vocab"].items()}
+    file.write_text(json.dumps(table))
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +54,7 @@ def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
     log-probability between trainer and generator; those at once are sampled in one batch of an engine."""
     folder = tmp_path_factory.mktemp("decoding")
     make_tiny(folder / "model", seed=1, architecture="qwen3", num_layers=2, tie_word_embeddings=False)
+    rename_words(folder / "model" / "tokenizer.json", TAGS)
 
     async def run():
         async with meshes_of(str(folder / "model"), folder, rollout={"temperature": 0.2}) as meshes:
@@ -43,11 +64,13 @@ def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
             leader, found = meshes.generators.replicas[0].leader, {}
 
             async def ask(decoding: Decoding, temperature: float = 0.2) -> list[Completion]:
-                return await leader.generate.call_one(Request(PROMPT, [1, 2, 3, 4], 24, temperature, decoding))
+                prompt = THINKING if decoding.thinking_budget else PROMPT
+                return await leader.generate.call_one(Request(prompt, [1, 2, 3, 4], 24, temperature, decoding))
 
             all_answers = await asyncio.gather(*map(ask, ASKED.values()))
             for name, completions in zip(ASKED, all_answers, strict=True):
-                found[name] = completions, await worst_difference(meshes, (PROMPT, completions))
+                asked = THINKING if name in THOUGHT else PROMPT
+                found[name] = completions, await worst_difference(meshes, (asked, completions))
                 if name in PENALIZED:
                     plain = [replace(completion, penalties=None) for completion in completions]
                     found[f"{name}, unpenalized"] = plain, await worst_difference(meshes, (PROMPT, plain))
@@ -85,6 +108,20 @@ def test_a_mask_has_the_token_and_is_what_the_setting_says(answers, name):
     assert counts.min() < vocabulary and counts.max() <= (decoding.top_k or vocabulary), "ties are unlikely"
     if decoding.top_k and decoding.top_p == 1:
         assert (counts == decoding.top_k).all()
+
+
+@pytest.mark.parametrize("name", THOUGHT)
+def test_thinking_is_closed_at_its_budget_and_the_answer_goes_on(answers, name):
+    budget, num_forced = THOUGHT[name].thinking_budget, 0
+    for completion in answers[name][0]:
+        tokens = completion.tokens.tolist()
+        forced = np.zeros(len(tokens), bool) if completion.forced is None else completion.forced
+        assert np.array_equal(forced, forced_closings(THINKING, completion.tokens, ThinkingTags(START, END), budget))
+        first_end = tokens.index(END) if END in tokens else len(tokens)
+        assert first_end <= budget or START in tokens[:budget]
+        num_forced += int(forced.sum())
+        assert len(tokens) == 24 or completion.stop_reason == "stop"
+    assert num_forced >= 3, "it closes few by itself"
 
 
 def test_greedy_answers_have_no_mask(answers):

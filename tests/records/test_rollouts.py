@@ -7,7 +7,7 @@ from made_rollouts import rollout_of
 from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.types import Decoding, Group, Turn
-from titan_rl.records.metrics import mask_metrics
+from titan_rl.records.metrics import mask_metrics, thinking_metrics
 from titan_rl.records.steps.rollouts import Limits, RolloutsError, read_rollouts, write_rollouts
 
 GROUPS = [
@@ -87,6 +87,17 @@ def test_what_was_penalized_has_a_context(tmp_path, turns, said):
         return
     with pytest.raises(RolloutsError, match=said):
         read_rollouts(tmp_path, 1)
+
+
+def test_a_forced_closing_belongs_to_a_budget(tmp_path):
+    rollout = rollout_of("a", 1, provenance=np.array([0, 0, 1, 4, 1], np.int8))
+    write_rollouts(tmp_path, 1, [Group("a", [rollout])])
+    assert np.array_equal(read_rollouts(tmp_path, 1)[0].rollouts[0].provenance, rollout.provenance)
+    assert len(read_rollouts(tmp_path, 1, Limits(99, 64, Decoding(thinking_budget=8)))) == 1
+    with pytest.raises(RolloutsError, match="a sample 1 has a closing of thinking that was forced, and rollout.think"):
+        read_rollouts(tmp_path, 1, Limits(99, 64, Decoding()))
+    assert thinking_metrics([rollout, rollout_of("a", 0)]) == {"thinking_closed": 0.5}
+    assert thinking_metrics([rollout_of("a", 0)]) == {}
 
 
 @pytest.mark.parametrize("wrong", [Penalties(0.0), Penalties(float("nan")), Penalties(1.0, float("inf"))])

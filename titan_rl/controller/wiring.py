@@ -109,7 +109,7 @@ class Actors:
 
     async def evaluate(self) -> Proportion:
         """Held-out accuracy of the model."""
-        return await evaluate(self.meshes, self.checked.held_out, self.checked.config.rollout)
+        return await evaluate(self.meshes, self.checked.held_out, self.checked.config)
 
     async def evaluate_suites(self, record: Callable[[SuiteResult], None]) -> None:
         """Evaluate the model on ``eval.suites``. ``record`` takes each result as its suite ends."""

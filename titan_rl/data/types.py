@@ -107,6 +107,8 @@ class Provenance(IntEnum):
     TOOL = 2
     REPEATED = 3
     """The model, in an earlier branch of the same rollout, where it is trained."""
+    FORCED = 4
+    """The budget for thinking, which closed a section inside an answer."""
 
 
 _MODEL = int(Provenance.MODEL)  # numpy compares with a member three times as slowly
@@ -186,6 +188,8 @@ class Completion(FastPickle):
     """Of each token, the ones that it was sampled from; None: from the whole vocabulary."""
     penalties: Penalties | None = None
     """Of the logits that it was sampled from; None: there were none."""
+    forced: np.ndarray | None = None
+    """Bool [T]: whether a token was forced, and not sampled; None: none was."""
 
 
 @dataclass

@@ -34,14 +34,14 @@ from titan_rl.records.run_directory.rundir import package_versions
 from titan_rl.records.run_directory.sources import find_sources
 from titan_rl.records.statistics import Proportion
 
-OF_SUITES = ("file", "prompts", "k", "samples", "temperature", "max_new_tokens")
+OF_SUITES = ("file", "prompts", "k", "samples", "temperature", "max_new_tokens", "thinking_budget")
 """Arguments that are a suite's own keys."""
 _READ = {
-    *("verifier", "mesh", "run.seed", "run.plugin_path", "eval.prompts", "eval.suites", "training.seq_len"),
+    *("verifier", "mesh", "run.seed", "run.plugin_path", "eval.prompts", "eval.thinking_budget", "eval.suites"),
     *("model.path", "model.family", "model.chat_template", "task.style", "task.keep_special", "task.sandbox"),
-    *(f"rollout.{key}" for key in ("stop", "max_new_tokens", "max_turns", "max_retries")),
+    *(f"rollout.{key}" for key in ("stop", "thinking_budget", "max_new_tokens", "max_turns", "max_retries")),
     *(f"generator.{key}" for key in ("replicas", "tensor_parallel", "dtype", "max_num_seqs", "kv_cache_gib")),
-    "generator.gpu_memory_utilization",
+    *("generator.gpu_memory_utilization", "training.seq_len"),
 }
 """Sections and keys that an evaluation on suites reads."""
 

@@ -29,11 +29,12 @@ from vllm.v1.engine.llm_engine import LLMEngine
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
 from titan_rl.compat.vllm.engine import check_counts, num_generated, scheduler_of
 from titan_rl.compat.vllm.sampling import give_tokenizer, keep_masks
+from titan_rl.compat.vllm.thinking import limit_thinking
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
 from titan_rl.config.sections.schema import GeneratorConfig
-from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.spans import Spans
 from titan_rl.data.storage.sampling_mask import SamplingMask
+from titan_rl.data.text.thinking import ThinkingTags, forced_closings, thinking_tags
 from titan_rl.data.text.tokenizer import read_tokenizer
 from titan_rl.data.types import Completion, Decoding, EngineStatistics, Request, RequestRefused
 from titan_rl.generator import vllm_backend, vllm_loader
@@ -73,7 +74,7 @@ class _Sample:
     """vLLM's own id of it."""
     masked_words: int
     """Words of the vocabulary, of which a sampling mask is given back; 0: none is."""
-    penalties: Penalties | None
+    decoding: Decoding
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(number of tokens generated before, policy version that generates the next ones), in order."""
 
@@ -106,6 +107,8 @@ class GenerationEngine:
         self._config, self._model_path = config, Path(model_path)
         self._arguments = engine_arguments(config, model_path, max_model_len, devices, sleeps)
         self._devices, self._is_asleep, self._reads_text = devices, False, False
+        self._tags: ThinkingTags | None = None
+        """Of thinking, once a request has a budget for it."""
         self.stop_token_ids = stop_token_ids(self._model_path)
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
         self._held_back: deque[_Action] = deque()
@@ -274,8 +277,8 @@ class GenerationEngine:
                     future.set_exception(RequestRefused(f"{type(error).__name__}: {error}"))
                 return
             masked_words = num_words if request.decoding.truncates and request.temperature else 0  # greedy cuts nothing
-            distribution = masked_words, request.decoding.penalties
-            self._samples[request_id] = _Sample(pending, place, engine_id, *distribution, [(0, self.version)])
+            settings = masked_words, request.decoding
+            self._samples[request_id] = _Sample(pending, place, engine_id, *settings, [(0, self.version)])
 
     def _prepare(self, decoding: Decoding) -> None:
         """Have the engine do what it does not do from the start, since most runs want none of it."""
@@ -284,6 +287,11 @@ class GenerationEngine:
         if decoding.stop and not self._reads_text:
             give_tokenizer(self._engine, read_tokenizer(self._model_path))
             self._reads_text = True
+        if decoding.thinking_budget and self._tags is None:
+            if (tags := thinking_tags(read_tokenizer(self._model_path))) is None:
+                raise ValueError("a budget for thinking, and the tokenizer has no tokens that open and close it")
+            limit_thinking(self._engine, self.on_worker(lambda worker: worker.model_runner), *tags)
+            self._tags = tags
 
     def _can_step(self) -> bool:
         return not self._is_asleep and self._engine.has_unfinished_requests()
@@ -320,11 +328,23 @@ class GenerationEngine:
             # vLLM names the text that ended an answer, or the token
             stop_reason="stop_string" if isinstance(result.stop_reason, str) else result.finish_reason,
             mask=_mask(result, sample.masked_words),
-            penalties=sample.penalties,
+            penalties=sample.decoding.penalties,
+            forced=self._forced(output, sample.decoding),
         )
         pending.left -= 1
         if not pending.left and not pending.future.done():
             pending.future.set_result(pending.completions)
+
+    def _forced(self, output: RequestOutput, decoding: Decoding) -> np.ndarray | None:
+        """Tokens that a budget forced. Errors: RuntimeError if vLLM did not keep to it."""
+        if not decoding.thinking_budget or self._tags is None:
+            return None
+        prompt, answer = np.asarray(output.prompt_token_ids), np.asarray(output.outputs[0].token_ids)
+        try:
+            forced = forced_closings(prompt, answer, self._tags, decoding.thinking_budget)
+        except ValueError as error:
+            raise RuntimeError(f"vLLM did not close thinking: {error}") from None
+        return forced if forced.any() else None
 
     def on_worker(self, method: str | Callable[..., Any], **kwargs: Any) -> Any:
         """Call a method of this rank's vLLM worker, or a function with the worker as its argument."""
@@ -384,10 +404,11 @@ def _mask(result: CompletionOutput, num_words: int) -> SamplingMask | None:
 def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) -> SamplingParams:
     """vLLM's sampling parameters of one sample. Errors: VLLMValidationError for a setting beyond its limits."""
     settings = asdict(request.decoding)
-    stop = list(settings.pop("stop"))
+    stop, budget = list(settings.pop("stop")), settings.pop("thinking_budget")
     return SamplingParams(
         **settings,
         stop=stop,
+        thinking_token_budget=budget or None,
         include_stop_str_in_output=True,
         skip_special_tokens=not stop,  # such a text may be one
         detokenize=bool(stop),

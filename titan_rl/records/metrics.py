@@ -36,6 +36,7 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
         **task_metrics(groups),
         **seat_metrics(scored),
         **mask_metrics(rollouts),
+        **thinking_metrics(rollouts),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
         "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),
         "staleness_mean": float(np.mean(lags)),
@@ -51,6 +52,12 @@ def mask_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     kept = np.concatenate([mask.take(wrote).num_kept for mask, wrote in masked])
     mebibytes = sum(mask.nbytes for mask, _ in masked) / 2**20
     return {"sampling_mask_mib": mebibytes, "sampled_from_mean": float(kept.mean()) if len(kept) else 0.0}
+
+
+def thinking_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """Share of rollouts whose thinking the budget closed; empty where it closed none."""
+    share = float(np.mean([(rollout.provenance == Provenance.FORCED).any() for rollout in rollouts]))
+    return {"thinking_closed": share} if share else {}
 
 
 def _scored(rollouts: Iterable[Rollout]) -> list[Rollout]:

@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.types import Completion, Prompt, Provenance, Request, Rollout, Sampling
 from titan_rl.environments.interfaces.environment import OneAnswer, Replying
 from titan_rl.environments.interfaces.score import Score
@@ -87,6 +88,21 @@ def test_tokens_and_their_records_are_kept_verbatim():
         np.float32,
         np.int32,
     ]
+
+
+def test_a_forced_token_is_kept_and_is_not_the_models():
+    """Nor has it a log-probability or a version: a trainer would compare them."""
+    tokens, forced = np.array([7, 8, 9, EOS], np.int32), np.array([False, True, False, False])
+
+    async def ask(request):
+        columns = np.full(4, -0.5, np.float32), np.full(4, 3, np.int32)
+        return [Completion(tokens, *columns, "stop", penalties=Penalties(1.2), forced=forced) for _ in request.seeds]
+
+    rollout = run(ask).rollouts[0]
+    assert rollout.tokens[4:].tolist() == tokens.tolist() and rollout.penalties == Penalties(1.2)
+    assert rollout.provenance[4:].tolist() == [1, Provenance.FORCED, 1, 1] and rollout.num_model_tokens == 3
+    assert rollout.logprobs[4:].tolist() == [-0.5, 0, -0.5, -0.5] and rollout.versions[4:].tolist() == [3, -1, 3, 3]
+    assert [(turn.start, turn.stop) for turn in rollout.turns] == [(4, 8)]
 
 
 def test_tokens_that_text_would_not_give_back_are_kept():

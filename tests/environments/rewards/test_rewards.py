@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.sections.schema import RolloutConfig, TaskConfig
+from titan_rl.config.sections.schema import Config, RolloutConfig, TaskConfig
 from titan_rl.data.types import Completion
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import UserCodeError
@@ -236,7 +236,9 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
             meshes = SimpleNamespace(
                 max_tokens=64, dispatcher=SimpleNamespace(run_group=group, faults=ConsecutiveFailures())
             )
-            await evaluate(meshes, held_out_prompts(made, 2), RolloutConfig(max_new_tokens=8, max_retries=0))
+            await evaluate(
+                meshes, held_out_prompts(made, 2), Config(rollout=RolloutConfig(max_new_tokens=8, max_retries=0))
+            )
         finally:
             await scorer.stop()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +19,7 @@ from titan_rl.data.storage.hub_dataset import fetch_split, parse_hub_name
 from titan_rl.data.types import Decoding
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rewards.answer_graders import read_flexible, read_strict
+from titan_rl.environments.rollout.decoding import held_out_decoding
 from titan_rl.environments.rollout.suites import make_all, make_suites, suite_sources
 from titan_rl.environments.sandbox.pool import Sandbox
 from titan_rl.environments.scoring.scorer import Scorer
@@ -344,12 +346,17 @@ def test_a_suite_is_sampled_by_its_own_settings_and_stops_at_the_runs_texts(tmp_
     table = {"name": "gsm8k", "file": written(tmp_path, GSM8K), "k": 4}
     cut = table | {"name": "cut", "suite": "gsm8k", "top_p": 0.9, "top_k": 20, "min_p": 0.05, "stop": []}
     cut |= {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5}
-    config = load_config(
-        None, {"eval": {"suites": [table, cut]}, "rollout": {"stop": ["Q:"], "top_p": 0.5, "presence_penalty": 1}}
-    )
+    rollout = {"stop": ["Q:"], "top_p": 0.5, "presence_penalty": 1, "thinking_budget": 8, "max_new_tokens": 512}
+    cut["thinking_budget"] = 32
+    config = load_config(None, {"eval": {"suites": [table, cut]}, "rollout": rollout})
     decodings = [sampling_of(suite, config, 512).decoding for suite in make_suites(config)]
     penalties = dict(repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=-0.5)
-    assert decodings == [Decoding(stop=("Q:",)), Decoding(top_p=0.9, top_k=20, min_p=0.05, **penalties)]
+    own = Decoding(top_p=0.9, top_k=20, min_p=0.05, **penalties, thinking_budget=32)
+    assert decodings == [Decoding(stop=("Q:",), thinking_budget=8), own]
+    assert held_out_decoding(config) == decodings[0]
+    config = replace(config, eval=replace(config.eval, thinking_budget=16))
+    assert [sampling_of(suite, config, 512).decoding.thinking_budget for suite in make_suites(config)] == [16, 32]
+    assert held_out_decoding(config) == Decoding(stop=("Q:",), thinking_budget=16)
 
 
 MISTAKES = [

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from titan_rl.algorithms.arithmetic.advantages import group_relative
 from titan_rl.algorithms.policy_gradient.grpo import GRPO
-from titan_rl.data.types import Rollout
+from titan_rl.data.types import Rollout, num_model_tokens
 
 
 class TurnGRPO(GRPO):
@@ -56,4 +56,5 @@ def returns_of_turns(rollout: Rollout, discount: float) -> np.ndarray:
 
 def of_tokens(rollout: Rollout, of_turns: np.ndarray) -> np.ndarray:
     """Turn values repeated for each of their tokens, [num_model_tokens]."""
-    return np.repeat(of_turns, [turn.stop - turn.start for turn in rollout.turns])
+    counts = [num_model_tokens(rollout.provenance[turn.start : turn.stop]) for turn in rollout.turns]
+    return np.repeat(of_turns, counts)

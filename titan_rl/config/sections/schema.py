@@ -195,6 +195,9 @@ class RolloutConfig:
     """Subtract it from the logits of words that the answer has."""
     frequency_penalty: Penalty = 0.0
     """Subtract it from their logits as often as the answer has them."""
+    thinking_budget: Whole = 0
+    """Most tokens between ``<think>`` and ``</think>``, after which thinking is closed and the answer goes on; what was
+    forced is not trained; 0: no limit."""
     stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
     """Texts after which an answer ends, in training and evaluation; they stay its last part."""
     max_staleness: Whole = 0
@@ -322,6 +325,8 @@ class EvalConfig:
     reward, or ``task`` for the task's own score beside a reward of yours; empty: none (``titan-rl hack-check``)."""
     prompts: Count = 256
     """Held-out prompts, never trained on, answered greedily, or held-out rows of ``[data]``; a file may have fewer."""
+    thinking_budget: Whole = 0
+    """Of held-out and suites' answers, as ``rollout.thinking_budget``; 0: that one."""
     suites: list[dict[str, Any]] = field(default_factory=list)
     """``[[eval.suites]]``: public sets and other tasks, asked at every evaluation (config/sections/suites.py)."""
 

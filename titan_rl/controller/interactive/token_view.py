@@ -18,6 +18,7 @@ _OF_PROVENANCE = {
     Provenance.TOOL: "#ffe3c2",
     Provenance.TEMPLATE: "#eeeeee",
     Provenance.REPEATED: "#e4ecf2",
+    Provenance.FORCED: "#fff3bf",
 }
 _OF_VERSION = ("#cfe8ff", "#d6f5d6", "#fff3bf", "#ffd6e7", "#e5dbff")
 _BOX = "font-family: monospace; white-space: pre-wrap; color: #111; background: #fff; padding: 6px; line-height: 1.7"

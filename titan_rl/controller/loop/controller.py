@@ -319,7 +319,7 @@ class Controller(Loop):
         Errors: Stopped; those of ``evaluate`` and ``evaluate_suites``."""
         await self.weights.until_live()
         self.reporter.display.enter("evaluating")
-        work = evaluate(self.meshes, self.held_out, self.config.rollout)
+        work = evaluate(self.meshes, self.held_out, self.config)
         with self.meshes.record.span("evaluate", "controller"):
             result = await self.stop.interrupts(work)
         self.reporter.evaluated(self.progress.step, when, result)

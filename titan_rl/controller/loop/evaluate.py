@@ -1,23 +1,25 @@
 """Held-out accuracy: greedy answers to prompts that no run trains on."""
 
-from titan_rl.config.sections.schema import RolloutConfig
+from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.rollout_queue import sampled
-from titan_rl.data.types import Decoding, Prompt, Sampling
+from titan_rl.data.types import Prompt, Sampling
 from titan_rl.environments.registry import correct
+from titan_rl.environments.rollout.decoding import held_out_decoding
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.processes.deadlines import together
 from titan_rl.records.statistics import Proportion
 
 
-async def evaluate(meshes: Meshes, prompts: list[Prompt], rollout: RolloutConfig) -> Proportion:
+async def evaluate(meshes: Meshes, prompts: list[Prompt], config: Config) -> Proportion:
     """Share of right answers, as the task scores them, whatever else rewards them in training.
 
     An answer that the machinery failed to score is an error, not a wrong answer.
 
     Errors: RuntimeError if a prompt leaves no room for an answer, or an answer could not be scored; EveryPromptFails.
     """
+    rollout = config.rollout
     lengths = meshes.max_tokens, rollout.max_turns
-    sampling = Sampling(1, rollout.max_new_tokens, 0.0, *lengths, Decoding(stop=tuple(rollout.stop)))
+    sampling = Sampling(1, rollout.max_new_tokens, 0.0, *lengths, held_out_decoding(config))
     dispatcher, retries = meshes.dispatcher, rollout.max_retries
     samples = (sampled(dispatcher.run_group, prompt, sampling, retries, dispatcher.faults) for prompt in prompts)
     groups = await together(samples)

@@ -66,7 +66,7 @@ def sampling_of(suite: Suite, config: Config, max_tokens: int) -> Sampling:
     """How a suite's answers are sampled. ``max_tokens``: longest rollout, prompt included."""
     settings, longest = suite.config, suite.max_new_tokens(config.rollout.max_new_tokens)
     lengths = longest, settings.sampling_temperature, max_tokens, config.rollout.max_turns
-    return Sampling(settings.num_samples, *lengths, suite_decoding(settings, config.rollout.stop))
+    return Sampling(settings.num_samples, *lengths, suite_decoding(settings, config))
 
 
 def as_result(suite: Suite, groups: Sequence[Group], settings: dict[str, object]) -> SuiteResult:

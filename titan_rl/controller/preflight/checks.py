@@ -25,7 +25,12 @@ from titan_rl.config.sections.schema import (
 )
 from titan_rl.controller.preflight.data_checks import check_settings, load_dataset, load_suites
 from titan_rl.controller.preflight.device import device_type, is_on_cpu
-from titan_rl.controller.preflight.engine_checks import check_decoding, check_engine, check_top_k
+from titan_rl.controller.preflight.engine_checks import (
+    check_decoding,
+    check_engine,
+    check_suite_decoding,
+    check_thinking,
+)
 from titan_rl.controller.preflight.host_checks import check_hosts
 from titan_rl.controller.preflight.ineffective_settings import check_read
 from titan_rl.controller.preflight.role_checks import check_reward_model, check_roles
@@ -160,9 +165,9 @@ def with_suites(checked: Checked) -> Checked:
     limits = dict(seq_len=checked.titan.training.seq_len, positions=num_positions(read_config(checked)))
     config = checked.config
     with checking():
-        suites = load_suites(config, tokenizer_of(config), stops_of(config), **limits)
-    for suite in suites:
-        check_top_k(read_config(checked), f"{suite.setting}.top_k", suite.config.top_k)
+        suites = load_suites(config, tokenizer := tokenizer_of(config), stops_of(config), **limits)
+        for suite in suites:
+            check_suite_decoding(suite, config, read_config(checked), tokenizer)
     return replace(checked, suites=tuple(suites))
 
 
@@ -220,9 +225,12 @@ def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts:
         end = eos if isinstance(eos, int) else end_of_answer(tokenizer)
         assert end is not None, "check_model_text has refused one without an end"
         largest = end
-    for prompt in prompts:
-        tokens = encode_checked(checked.task, tokenizer, prompt)
+    encoded = [encode_checked(checked.task, tokenizer, prompt) for prompt in prompts]
+    for tokens in encoded:
         longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
+    for section in ("rollout", "eval"):
+        budget = getattr(checked.config, section).thinking_budget
+        check_thinking(f"{section}.thinking_budget", budget, tokenizer, encoded)
     check_room(checked, longest)
     _check_ids(checked, largest)
 

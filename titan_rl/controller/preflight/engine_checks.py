@@ -1,7 +1,9 @@
 """What engines cannot do, or the trainer cannot follow: checked before any process starts."""
 
+from collections.abc import Sequence
 from math import ceil
 
+import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
@@ -9,7 +11,11 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.device_defaults import step_tokens
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
+from titan_rl.data.text.thinking import closes_thinking, thinking_tags
+from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.environments.rollout.decoding import CUTS, PENALTIES, changed
+from titan_rl.environments.rollout.prompt_checks import encode_checked
+from titan_rl.environments.rollout.suites import Suite
 from titan_rl.models.layers.rope import num_positions
 
 _BLOCK_TOKENS = 16
@@ -49,10 +55,47 @@ def check_decoding(config: Config, algorithm: Algorithm, hf: PreTrainedConfig) -
             f"rollout.{penalties[0]} = {getattr(rollout, penalties[0])}: model.kernel = 'triton' has no penalties: "
             f"leave model.kernel out, or take 'reference'"
         )
-    check_top_k(hf, "rollout.top_k", rollout.top_k)
+    if rollout.thinking_budget >= rollout.max_new_tokens:
+        raise ConfigError(
+            f"rollout.thinking_budget = {rollout.thinking_budget} has no effect: an answer has at most "
+            f"rollout.max_new_tokens = {rollout.max_new_tokens}; lower it, or leave it out"
+        )
+    _check_top_k(hf, "rollout.top_k", rollout.top_k)
 
 
-def check_top_k(hf: PreTrainedConfig, setting: str, top_k: int) -> None:
+def check_suite_decoding(suite: Suite, config: Config, hf: PreTrainedConfig, tokenizer: Tokenizer) -> None:
+    """Errors: ConfigError for settings of a suite that the model cannot follow, or that have no effect."""
+    _check_top_k(hf, f"{suite.setting}.top_k", suite.config.top_k)
+    prompts = [encode_checked(suite.task, tokenizer, prompt) for prompt in suite.prompts]
+    if own := suite.config.thinking_budget:
+        setting, longest = f"{suite.setting}.thinking_budget", suite.max_new_tokens(config.rollout.max_new_tokens)
+        check_thinking(setting, own, tokenizer, prompts)
+        if own >= longest:
+            raise ConfigError(f"{setting} = {own} has no effect: an answer has at most {longest} tokens; lower it")
+    elif inherited := config.eval.thinking_budget:
+        check_thinking("eval.thinking_budget", inherited, tokenizer, [])
+    else:
+        check_thinking("rollout.thinking_budget", config.rollout.thinking_budget, tokenizer, [])
+
+
+def check_thinking(setting: str, budget: int, tokenizer: Tokenizer, prompts: Sequence[np.ndarray]) -> None:
+    """``prompts``: tokens of each. Errors: ConfigError for a budget of a model that has no thinking, or that the chat
+    template keeps from it."""
+    if not budget:
+        return
+    if (tags := thinking_tags(tokenizer)) is None:
+        raise ConfigError(
+            f"{setting} = {budget}: the model's tokenizer has no token for <think> and for </think>, so it has no "
+            f"thinking to close: leave it out"
+        )
+    if prompts and all(closes_thinking(tokens, tags) for tokens in prompts):
+        raise ConfigError(
+            f"{setting} = {budget} has no effect: the chat template closes thinking in each prompt; leave it out, or "
+            f"see model.chat_template.options"
+        )
+
+
+def _check_top_k(hf: PreTrainedConfig, setting: str, top_k: int) -> None:
     """Errors: ConfigError for as many words as the model has, or more."""
     if hf.vocab_size <= top_k:
         raise ConfigError(f"{setting} = {top_k}: the model has {hf.vocab_size} tokens; give fewer, or 0 for all")

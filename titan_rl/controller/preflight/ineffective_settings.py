@@ -187,6 +187,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "rollout": (_sampled(),),
     "rollout.max_new_tokens": (_max_new_tokens,),
     "rollout.stop": (_HAS_GENERATORS,),
+    "rollout.thinking_budget": (_HAS_GENERATORS,),
+    "eval.thinking_budget": (_HAS_GENERATORS,),
     "rollout.max_retries": (_HAS_GENERATORS,),
     "rollout.max_turns": (
         _HAS_GENERATORS,
@@ -267,6 +269,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
 """By section, for all its keys, and by key."""
 _ONLY_THEIR_OWN = {
     *("rollout.max_new_tokens", "rollout.max_turns", "rollout.max_retries", "rollout.stop", "rollout.share_prefix"),
+    "rollout.thinking_budget",
     *("task.sandbox", "task.keep_special", "generator.gpu_memory_utilization"),
     *("data.file", "hosts.launcher"),
 }

@@ -45,6 +45,8 @@ class Decoding:
     """Penalties follow what was written before, which the trainer has, too."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    thinking_budget: int = 0
+    """Most tokens of a section of thinking, which is closed then; 0: no limit."""
 
     @property
     def penalties(self) -> Penalties | None:

@@ -73,9 +73,12 @@ class Reading:
 def sample_of(prompt: np.ndarray, completion: Completion, prompt_id: str, number: int) -> Sample:
     """An answer of the engine's as something to train on, with no advantage."""
     wrote = len(completion.tokens)
+    provenance = np.repeat([Provenance.TEMPLATE, Provenance.MODEL], [len(prompt), wrote]).astype(np.int8)
+    if completion.forced is not None:
+        provenance[len(prompt) :][completion.forced] = Provenance.FORCED
     return Sample(
         tokens=np.concatenate([prompt, completion.tokens]).astype(np.int32),
-        provenance=np.repeat([Provenance.TEMPLATE, Provenance.MODEL], [len(prompt), wrote]).astype(np.int8),
+        provenance=provenance,
         logprobs=np.concatenate([np.zeros(len(prompt)), completion.logprobs]).astype(np.float32),
         advantage=0.0,
         prompt_id=prompt_id,

@@ -64,8 +64,15 @@ class Episode:
     def add_completion(self, completion: Completion, text: str) -> None:
         """Append one answer of the model; ``text``: its decoded tokens."""
         start = len(self.tokens)
-        origin = np.full(len(completion.tokens), Provenance.MODEL)
-        self._append(completion.tokens, origin, completion.logprobs, completion.versions, completion.mask)
+        origin, logprobs, versions = (
+            np.full(len(completion.tokens), Provenance.MODEL),
+            completion.logprobs,
+            completion.versions,
+        )
+        if completion.forced is not None:
+            origin = np.where(completion.forced, Provenance.FORCED, origin)
+            logprobs, versions = np.where(completion.forced, 0.0, logprobs), np.where(completion.forced, -1, versions)
+        self._append(completion.tokens, origin, logprobs, versions, completion.mask)
         self.penalties = completion.penalties
         self.turns.append(Turn(start, len(self.tokens), completion.stop_reason))
         self.answers.append(text)

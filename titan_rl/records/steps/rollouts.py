@@ -293,7 +293,9 @@ def _check_answers(name: str, rollout: Rollout) -> None:
 
 
 def _check_penalties(name: str, rollout: Rollout, decoding: Decoding) -> None:
-    """Errors: ValueError for other penalties than the settings have."""
+    """Errors: ValueError for other penalties than the settings have, or a budget for thinking that they have not."""
+    if not decoding.thinking_budget and (rollout.provenance == Provenance.FORCED).any():
+        raise ValueError(f"{name} has a closing of thinking that was forced, and rollout.thinking_budget was not set")
     if rollout.num_model_tokens and rollout.penalties != decoding.penalties:
         has, wanted = rollout.penalties or Penalties(), decoding.penalties or Penalties()
         raise ValueError(f"{name} was sampled with {has}, and the settings have {wanted}")

@@ -147,6 +147,8 @@ def batch_of(groups: Iterable[Answered], titan: TitanConfig, random: np.random.G
         provenance = np.array(
             [Provenance.TEMPLATE] * len(prompt) + [Provenance.MODEL] * len(completion.tokens), np.int8
         )
+        if completion.forced is not None:
+            provenance[len(prompt) :][completion.forced] = Provenance.FORCED
         logprobs = np.concatenate([np.zeros(len(prompt), np.float32), completion.logprobs])
         advantage = 0.0 if random is None else float(random.normal())
         sampled = dict(

@@ -80,7 +80,7 @@ async def trained_tokens(context: CheckContext) -> str:
     batch = context.actors.batch(groups)
     _check_rows(groups, batch)
     reading = await context.reading()
-    count = sum(turn.stop - turn.start for group in groups for rollout in group.rollouts for turn in rollout.turns)
+    count = sum(int(answer_mask(rollout).sum()) for group in groups for rollout in group.rollouts)
     if reading.metrics.num_trained_tokens != count:
         evidence = f"the model wrote {count}, the trainer's loss has {reading.metrics.num_trained_tokens}"
         raise CheckFailed("the trainer's loss has not the tokens that the model wrote", evidence)
@@ -89,10 +89,10 @@ async def trained_tokens(context: CheckContext) -> str:
 
 
 def answer_mask(rollout: Rollout) -> np.ndarray:
-    """Mask of the tokens inside answers: bool [T]."""
+    """Mask of the tokens that were sampled inside answers: bool [T]."""
     mask = np.zeros(len(rollout.tokens), bool)
     for turn in rollout.turns:
-        mask[turn.start : turn.stop] = True
+        mask[turn.start : turn.stop] = rollout.provenance[turn.start : turn.stop] != Provenance.FORCED
     return mask
 
 

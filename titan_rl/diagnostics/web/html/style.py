@@ -70,6 +70,7 @@ table.plain td:has(.bar) { vertical-align:middle; }
   color:var(--ink); }
 .tok-template { background:var(--tok-template); color:var(--ink); }
 .tok-repeated { background:var(--tok-repeated); color:var(--ink); } .tok-plain { color:var(--soft); }
+.tok-forced { background:rgba(var(--hue-down),.25); color:var(--ink); }
 .tok-up { background:rgba(var(--hue-up),var(--a)); } .tok-down { background:rgba(var(--hue-down),var(--a)); }
 .tok-version0 { background:var(--tok-model); } .tok-version1 { background:var(--tok-tool); }
 .tok-version2 { background:rgba(var(--hue-up),.25); } .tok-version3 { background:var(--tok-repeated); }

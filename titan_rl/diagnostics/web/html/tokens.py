@@ -110,6 +110,7 @@ def legend(by: str) -> str:
             "tool": "a tool, or the environment",
         }
         labels["repeated"] = "the model, in an earlier branch"
+        labels["forced"] = "the budget for thinking, which closed it"
         return "".join(f'<span class="tok-{name}">{text}</span>' for name, text in labels.items())
     return {
         "disagreement": f"red: trainer and generator differ; full at {_FULL['disagreement']} nats",
