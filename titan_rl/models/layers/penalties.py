@@ -152,7 +152,8 @@ def logit_penalties(row: Row, device: torch.device) -> LogitPenalties | None:
 def _joined(answers: Sequence[_Pairs], device: torch.device) -> LogitPenalties:
     """Pairs of all answers, by word."""
     sizes = [len(pairs.word_P) for pairs in answers]
-    word_P, begin_P, end_P = (np.concatenate([pairs[column] for pairs in answers]) for column in range(3))
+    columns = zip(*((pairs.word_P, pairs.begin_P, pairs.end_P) for pairs in answers), strict=True)
+    word_P, begin_P, end_P = map(np.concatenate, columns)
     firsts = np.cumsum([0, *sizes])[:-1]
     pair_X = np.concatenate([pairs.pair_X + first for pairs, first in zip(answers, firsts, strict=True)])
     row_X = np.concatenate([pairs.row_X for pairs in answers])

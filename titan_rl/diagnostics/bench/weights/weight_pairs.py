@@ -151,12 +151,12 @@ def batch_of(groups: Iterable[Answered], titan: TitanConfig, random: np.random.G
             provenance[len(prompt) :][completion.forced] = Provenance.FORCED
         logprobs = np.concatenate([np.zeros(len(prompt), np.float32), completion.logprobs])
         advantage = 0.0 if random is None else float(random.normal())
-        sampled = dict(
+        return Sample(
+            *(np.concatenate([prompt, completion.tokens]), provenance, logprobs, advantage),
             mask=joined([None, completion.mask], [len(prompt), len(completion.tokens)]),
             penalties=completion.penalties,
             starts=(len(prompt),),
         )
-        return Sample(np.concatenate([prompt, completion.tokens]), provenance, logprobs, advantage, **sampled)
 
     return pack(
         [[sample(prompt, completion) for completion in completions] for prompt, completions in groups],
