@@ -13,6 +13,7 @@ from batches import batch_of, poison, spoil_a_weight, with_fault
 from rank_processes import run_ranks
 
 from titan_rl.config.load import load_config
+from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.types import StepMetrics
 
 NUM_STEPS, NUM_MORE = 3, 2
@@ -61,9 +62,10 @@ def whole_tensors(shards) -> dict[str, torch.Tensor]:
 
 def _train(learner, titan, step: int) -> StepMetrics:
     # in the second step rows are few and uneven, as if the packer knew nothing of stages; in the third two groups have
-    # no signal, and on some ranks rows that others have a gradient for; there each token has a sampling mask
+    # no signal, and on some ranks rows that others have a gradient for; there each token has a sampling mask, and
+    # every second sample has penalties
     shape = dict(row_tokens=200) if step == 1 else dict(row_tokens=40, row_multiple=titan.row_multiple)
-    shape |= dict(num_still=2, masked=True) if step == 2 else {}
+    shape |= dict(num_still=2, masked=True, penalties=Penalties(1.2, 0.3, 0.2)) if step == 2 else {}
     batch = batch_of(step, num_ranks=titan.batch_degree, **shape)
     metrics = learner.train(batch.rows[titan.batch_rank(dist.get_rank())], batch.has_signal)
     metrics.seconds_forward_backward = metrics.seconds_optimizer = 0.0
