@@ -17,8 +17,8 @@ from titan_rl.algorithms.arithmetic.off_policy import ratio_of, rejected
 from titan_rl.algorithms.batches.batching import discard_reason, sample_outcomes, step_batches
 from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.config.sections.schema import AlgorithmConfig, Config, RolloutConfig
-from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.batches.packing import pack, token_weights
+from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Row, Sample, Turn
 from titan_rl.records.metrics import sampling_metrics
 from titan_rl.trainer.objective.objective import loss_and_sums

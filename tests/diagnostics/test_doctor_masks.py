@@ -9,7 +9,7 @@ import pytest
 from test_doctor import Plant, Ward, set_on, wrong
 
 from titan_rl.config.load import load_config
-from titan_rl.data.batches.decoding import Penalties
+from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.types import Decoding, Provenance, Rollout, Turn
 from titan_rl.diagnostics.doctor.checks.tokens import check_mask, check_penalties

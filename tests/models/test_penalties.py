@@ -7,8 +7,8 @@ import pytest
 import torch
 from batches import WORDS, batch_of
 
-from titan_rl.data.batches.decoding import PenalizedTokens, Penalties
 from titan_rl.data.batches.packing import dummy_row
+from titan_rl.data.storage.decoding import PenalizedTokens, Penalties
 from titan_rl.data.types import Row
 from titan_rl.kernels.linear_logprob import linear_logprob
 from titan_rl.models.layers.penalties import logit_penalties

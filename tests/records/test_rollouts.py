@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from made_rollouts import rollout_of
 
-from titan_rl.data.batches.decoding import Penalties
+from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.types import Decoding, Group, Turn
 from titan_rl.records.metrics import mask_metrics, thinking_metrics

@@ -11,9 +11,9 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from titan_rl.data.batches.decoding import Decoding, PenalizedTokens, Penalties
 from titan_rl.data.fast_pickle import FastPickle
 from titan_rl.data.spans import Span
+from titan_rl.data.storage.decoding import Decoding, PenalizedTokens, Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
 
 REASONING = ("reasoning_content", "thinking", "reasoning")

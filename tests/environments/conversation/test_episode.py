@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from titan_rl.data.batches.decoding import Penalties
+from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.types import Completion, Prompt, Provenance, Request, Rollout, Sampling
 from titan_rl.environments.interfaces.environment import OneAnswer, Replying
 from titan_rl.environments.interfaces.score import Score

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from titan_rl.data.batches.decoding import Penalties
 from titan_rl.data.batches.packing import pack, token_weights
+from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.types import Batch, Provenance, Sample, is_model
 from titan_rl.trainer.objective.nonfinite import parts

@@ -13,7 +13,7 @@ from batches import batch_of, poison, spoil_a_weight, with_fault
 from rank_processes import run_ranks
 
 from titan_rl.config.load import load_config
-from titan_rl.data.batches.decoding import Penalties
+from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.types import StepMetrics
 
 NUM_STEPS, NUM_MORE = 3, 2

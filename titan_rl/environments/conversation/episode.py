@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from titan_rl.data.batches.decoding import Penalties
+from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask, joined
 from titan_rl.data.types import Completion, Message, Prompt, Provenance, Rollout, Status, Turn, content_of
 from titan_rl.environments.interfaces.environment import Reply

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from titan_rl.data.batches.decoding import PenalizedTokens, Penalties
+from titan_rl.data.storage.decoding import PenalizedTokens, Penalties
 from titan_rl.data.types import Row
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.controller.preflight.checks import tokenizer_of
-from titan_rl.data.batches.decoding import Penalties
+from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.types import Batch, Decoding, Group, Provenance, Rollout, is_model
 from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import sample_of
