@@ -54,6 +54,13 @@ def test_what_is_earned_from_a_turn_on(discount, wanted):
     assert returns_of_turns(GROUP[0], discount).tolist() == pytest.approx(wanted, abs=1e-9)
 
 
+def test_a_forced_token_of_a_turn_is_credited_with_nothing():
+    forced = rollout_of(0, [3, 2], 1.0)
+    forced.provenance[3] = Provenance.FORCED
+    [advantage, _] = checked_advantages(TurnGRPO(TurnGRPO.Settings(normalize_std=False)), [forced, GROUP[1]])
+    assert advantage.shape == (4,)
+
+
 def test_a_turn_is_compared_with_the_same_turn_of_the_others():
     """Returns of the turns: [1.7, 1.5, 1.5], [0.1, 0], [1], [0.3, 0, 0]."""
     found = checked_advantages(TurnGRPO(TurnGRPO.Settings(normalize_std=False)), GROUP)

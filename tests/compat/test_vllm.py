@@ -173,6 +173,22 @@ def test_a_gpus_masks_list_no_whole_vocabulary_and_keep_no_batch(monkeypatch):
     assert all(each.token_ids.base is None for each in slices) and len(lists.token_ids) == 2 + 36
 
 
+def test_a_gpus_sampler_is_told_the_tags_and_the_older_one_is_refused(monkeypatch):
+    told = []
+    monkeypatch.setattr(thinking, "ThinkingBudgetState", lambda *arguments: told.append(arguments) or "state")
+    vllm_config = SimpleNamespace(model_config=None, reasoning_config=None)
+    sampler = object.__new__(SamplerV2)
+    sampler.req_states = "requests"
+    thinking.limit_thinking(SimpleNamespace(vllm_config=vllm_config), SimpleNamespace(sampler=sampler), 7, 8)
+    [(requests, config)] = told
+    assert (requests, sampler.thinking_budget_state, config) == ("requests", "state", vllm_config.reasoning_config)
+    assert config.enabled and config.reasoning_start_token_ids == [7]
+    assert config.reasoning_end_token_ids == config.natural_reasoning_end_token_ids == [8]
+    older = SimpleNamespace(sampler=object(), device=torch.device("cuda"))
+    with pytest.raises(RuntimeError, match="unset that"):
+        thinking.limit_thinking(SimpleNamespace(vllm_config=vllm_config), older, 7, 8)
+
+
 def test_a_cpus_thinking_is_closed_by_what_the_tokens_say():
     """In a batch whose requests come, go, move and are preempted, as vLLM's sampler asks; vLLM's own closes early."""
     tags, config = ThinkingTags(1, 2), ReasoningConfig()
