@@ -78,6 +78,22 @@ FAULTS = (
         ("data/test_packing.py::test_layout_changes_no_weight",),
     ),
     Fault(
+        "penalty_counts_off_by_one",
+        "A token's penalties count the token itself",
+        "titan_rl/models/layers/penalties.py",
+        'np.searchsorted(place_S, np.arange(first, place_S[-1]), side="right")',
+        'np.searchsorted(place_S, np.arange(first, place_S[-1]), side="left")',
+        ("models/test_penalties.py::test_each_token_has_vllms_logits",),
+    ),
+    Fault(
+        "forced_token_trained",
+        "A closing of thinking that a budget forced counts as the model's",
+        "titan_rl/environments/conversation/episode.py",
+        "np.where(completion.forced, Provenance.FORCED, origin)",
+        "np.where(completion.forced, Provenance.MODEL, origin)",
+        ("environments/conversation/test_episode.py::test_a_forced_token_is_kept_and_is_not_the_models",),
+    ),
+    Fault(
         "advantage_sign_flipped",
         "The group's mean less the reward",
         "titan_rl/algorithms/arithmetic/advantages.py",

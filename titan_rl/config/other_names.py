@@ -68,6 +68,7 @@ KEYS = {
     "repetition_penalty": "rollout.repetition_penalty",
     "presence_penalty": "rollout.presence_penalty",
     "frequency_penalty": "rollout.frequency_penalty",
+    **dict.fromkeys(("thinking_token_budget", "max_thinking_tokens", "reasoning_budget"), "rollout.thinking_budget"),
     **dict.fromkeys(("stop", "stop_strings", "stop_sequences"), "rollout.stop"),
     **dict.fromkeys(("tensor_model_parallel_size", "tensor_parallel_size", "tp"), "generator.tensor_parallel"),
     **dict.fromkeys(("data_parallel_size", "num_engines", "num_replicas"), "generator.replicas"),

@@ -79,6 +79,7 @@ _REFUSED = {
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
     "repetition_penalty": (None, 1),
+    "thinking_token_budget": (None,),
     "response_format": (None, {"type": "text"}),
     "structured_outputs": (None,),
     "echo": (None, False),
