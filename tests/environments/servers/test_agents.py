@@ -267,7 +267,7 @@ def test_calls_are_read_and_their_results_go_on():
         (dict(stop=["\n"]), "stop"),
         (dict(tool_choice="required"), "tool_choice"),
         (dict(logit_bias={"5": 100}), "logit_bias"),
-        (dict(thinking_token_budget=8), "thinking_token_budget = 8"),
+        (dict(extra_body=dict(thinking_token_budget=8)), "thinking_token_budget = 8"),
         (dict(response_format=dict(type="json_object")), "response_format"),
         (dict(max_tokens=0), "max_tokens"),
         (dict(messages=[]), "messages"),
