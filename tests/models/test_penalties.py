@@ -12,6 +12,7 @@ from titan_rl.data.storage.decoding import PenalizedTokens, Penalties
 from titan_rl.data.types import Row
 from titan_rl.kernels.linear_logprob import linear_logprob
 from titan_rl.models.layers.penalties import logit_penalties
+from titan_rl.trainer.objective.nonfinite import only, units
 
 PENALTIES = {
     "repetition": Penalties(repetition=1.3),
@@ -101,6 +102,30 @@ def test_expected_gradients_are_those_of_the_backward():
         found.append(torch.autograd.grad((factor_S * logprob_S).sum(), leaves))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("samples_per_loss", [1, 2])
+def test_a_part_of_a_row_has_its_own_distributions(samples_per_loss):
+    """The search for a NaN reads it alone."""
+    for row in rows_with(PENALTIES["all"], masked=True):
+        torch.manual_seed(0)
+        hidden_SD, weight_VD = torch.randn(len(row.target_S), DIM), torch.randn(WORDS, DIM)
+        whole_S = logprobs_of(row, hidden_SD, weight_VD)
+        for unit in units(row, samples_per_loss):
+            alone_S = logprobs_of(only(row, unit), hidden_SD[unit.tokens], weight_VD)
+            torch.testing.assert_close(alone_S, whole_S[unit.tokens])
+
+
+def logprobs_of(row: Row, hidden_SD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+    mask, penalties = torch.from_numpy(row.mask.bits()), logit_penalties(row, torch.device("cpu"))
+    target_S = torch.from_numpy(row.target_S)
+    return linear_logprob(hidden_SD, weight_VD, target_S, mask_SB=mask, penalties=penalties)[0]
+
+
+def test_penalties_of_other_owners_are_an_error():
+    [row, *_] = rows_with(PENALTIES["all"])
+    with pytest.raises(ValueError, match="zip"):
+        logit_penalties(replace(row, penalized=row.penalized[1:]), torch.device("cpu"))
 
 
 def test_a_row_without_penalties_has_none():

@@ -144,7 +144,9 @@ def _bounds(ascending: torch.Tensor, low: int, high: int) -> tuple[int, int]:
 
 def logit_penalties(row: Row, device: torch.device) -> LogitPenalties | None:
     """Penalties of a row's trained tokens; None if there are none."""
-    samples = zip(row.penalized, row.branch_offsets.tolist(), strict=False)
+    if not row.penalized:
+        return None
+    samples = zip(row.penalized, row.branch_offsets[:-1].tolist(), strict=True)
     answers = [pairs for sample, first in samples if sample is not None for pairs in _answers(sample, first)]
     return _joined(answers, device) if answers else None
 

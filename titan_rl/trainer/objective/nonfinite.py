@@ -40,6 +40,8 @@ class Unit:
     """Part of a row with its own loss: one sample, or both answers of a pair."""
 
     owners: list[tuple[str, int, int]]
+    places: slice
+    """Of the owners, in the row."""
     sides: list[slice]
     """The trained tokens of each sample."""
 
@@ -64,7 +66,7 @@ def units(row: Row, samples_per_loss: int) -> Iterator[Unit]:
     sides = [part for _, part in parts(row)]
     for begin in range(0, len(sides), samples_per_loss):
         unit = slice(begin, begin + samples_per_loss)
-        yield Unit(row.owners[unit], sides[unit])
+        yield Unit(row.owners[unit], unit, sides[unit])
 
 
 def only(row: Row, unit: Unit) -> Row:
@@ -72,7 +74,11 @@ def only(row: Row, unit: Unit) -> Row:
     columns = ("source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
     role_columns = {name: values[unit.tokens] for name, values in row.found.items()}
     unit_columns = {name: getattr(row, name)[unit.tokens] for name in columns}
-    return replace(row, **unit_columns, found=role_columns, owners=unit.owners, rollouts=[], split=frozenset())
+    sampled = {"mask": row.mask and row.mask.take(np.arange(unit.tokens.start, unit.tokens.stop))}
+    sampled |= {"penalized": row.penalized[unit.places]}
+    return replace(
+        row, **unit_columns, **sampled, found=role_columns, owners=unit.owners, rollouts=[], split=frozenset()
+    )
 
 
 def _is_finite(values: np.ndarray | float) -> bool:
