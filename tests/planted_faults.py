@@ -86,6 +86,22 @@ FAULTS = (
         ("models/test_penalties.py::test_each_token_has_vllms_logits",),
     ),
     Fault(
+        "second_answer_counts_from_the_first",
+        "Penalties count a conversation's later answers from the beginning of the first",
+        "titan_rl/algorithms/batches/batching.py",
+        "starts=tuple(turn.start for turn in rollout.turns) if",
+        "starts=tuple(turn.start for turn in rollout.turns[:1]) if",
+        ("diagnostics/test_doctor_masks.py::test_penalties_count_from_the_answer_that_a_token_is_in",),
+    ),
+    Fault(
+        "branch_counts_from_its_rollout",
+        "Penalties of a later branch count from places in the whole rollout",
+        "titan_rl/algorithms/batches/batching.py",
+        "tuple(place - start for place in sample.starts if start <= place < stop)",
+        "tuple(place for place in sample.starts if place < stop - start)",
+        ("diagnostics/test_doctor_masks.py::test_penalties_count_from_the_answer_that_a_token_is_in",),
+    ),
+    Fault(
         "forced_token_trained",
         "A closing of thinking that a budget forced counts as the model's",
         "titan_rl/environments/conversation/episode.py",

@@ -53,7 +53,7 @@ def _parser() -> Parser:
     evaluate.add_argument("--samples", type=int, metavar="N", help="answers to each question (k)")
     evaluate.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (0 with one answer, else 1)")
     evaluate.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (by the set)")
-    evaluate.add_argument("--thinking-budget", type=int, metavar="N", help="most tokens of thinking (no limit)")
+    evaluate.add_argument("--thinking-budget", type=int, metavar="N", help="most tokens of thinking, 0: no limit (0)")
     evaluate.add_argument("--prompts", type=int, metavar="N", help="questions, from the first on (all)")
     evaluate.add_argument("--out", type=Path, metavar="DIR", help="a new folder for results (evaluations/MODEL-DATE)")
     evaluate.add_argument("--json", action="store_true", help="print all results, of suites and others, as JSON")

@@ -1,6 +1,7 @@
 """Every key that is handed to vLLM or TorchTitan has their limits: at a limit it is taken, beyond it refused in a line,
 before any process starts."""
 
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -12,8 +13,18 @@ from mistakes import assert_one_line
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from titan_rl.config.sections.suites import SuiteConfig
+from titan_rl.controller.preflight import engine_checks
 from titan_rl.controller.preflight.checks import check, check_model, read_config, resolve
-from titan_rl.controller.preflight.engine_checks import check_decoding, check_thinking, kernel_notices, kv_bytes
+from titan_rl.controller.preflight.engine_checks import (
+    check_decoding,
+    check_suite_decoding,
+    kernel_notices,
+    kv_bytes,
+)
+from titan_rl.data.types import Prompt
+from titan_rl.environments.rollout.decoding import ThinkingBudget
+from titan_rl.environments.rollout.prompt_checks import ThinkingCheck
 from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.layers.rope import num_positions
@@ -48,7 +59,7 @@ LIMITS = [
     ("rollout.presence_penalty", [-2, 2], [-2.01, 2.01, "nan"]),
     ("rollout.frequency_penalty", [-2, 2], [-2.01, 2.01, "nan"]),
     ("rollout.thinking_budget", [0, 15], [-1]),
-    ("eval.thinking_budget", [0], [-1]),
+    ("eval.thinking_budget", [0, 15], [-1]),
     ("rollout.stop", ["[]", "['x']"], ["['']", "[1]"]),
     ("rollout.max_new_tokens", [1, 2047], [0, 2048]),
     ("generator.max_num_seqs", [1, 4096], [0, 4097, 10**9]),
@@ -280,6 +291,11 @@ def test_a_sliding_window_needs_no_more_than_its_full_layers():
         ("grpo_tiny", {"rollout": {"thinking_budget": 16, "max_new_tokens": 16}}, "thinking_budget = 16 has no effect"),
         (
             "grpo_tiny",
+            {"rollout": {"max_new_tokens": 16}, "eval": {"thinking_budget": 16}},
+            "eval.thinking_budget = 16 has",
+        ),
+        (
+            "grpo_tiny",
             {"rollout": {"frequency_penalty": 0.5}, "model": {"kernel": "triton"}},
             "rollout.frequency_penalty = 0.5: model.kernel = 'triton' has no penalties",
         ),
@@ -291,25 +307,82 @@ def test_a_distribution_that_the_trainer_would_not_have_is_refused(base, tables,
         check_decoding(checked.config, checked.algorithm, read_config(checked))
 
 
-@pytest.mark.parametrize(
-    ("tags", "prompts", "said"),
-    [
-        ([], [[1, 2]], "the model's tokenizer has no token for <think> and for </think>"),
-        (["<think>"], [[1, 2]], "has no token for <think>"),
-        (["<think>", "</think>"], [[1, 99, 100, 2], [99, 100]], "has no effect: the chat template closes thinking"),
-        (["<think>", "</think>"], [[1, 99, 100, 2], [99]], ""),
-        (["<think>", "</think>"], [], ""),
-    ],
-)
-def test_a_budget_for_thinking_needs_a_model_that_thinks(tags, prompts, said):
+TAGS = ["<think>", "</think>"]
+
+
+def check_thinking(tags: list[str], texts: list[str], budget: int) -> None:
     tokenizer = character_tokenizer()
     tokenizer.add_tokens(tags)
-    encoded = [np.array(prompt) for prompt in prompts]
-    check_thinking("rollout.thinking_budget", 0, tokenizer, encoded)
+    thinking = ThinkingCheck(ThinkingBudget("rollout.thinking_budget", budget), tokenizer)
+    for number, text in enumerate(texts):
+        prompt = Prompt(f"train/{number}", text, "", {})
+        thinking.add(prompt, np.array(tokenizer.encode(text, add_special_tokens=False)))
+    thinking.check_effect()
+
+
+@pytest.mark.parametrize(
+    ("tags", "texts", "said"),
+    [
+        ([], ["a"], "the model's tokenizer has no token for <think> and for </think>"),
+        (["<think>"], ["a"], "has no token for <think>"),
+        (TAGS, ["a=<think>\n\n</think>\n\n", "b=<think></think>"], "has no effect: the chat template closes thinking"),
+        (TAGS, ["a=<think>\n\n</think>\n\n", "b="], ""),
+        (TAGS, ["think in <think> </think>, then answer: 2+2="], ""),  # which opens no section, nor forbids one
+        (TAGS, ["<think>a</think>b", "<think>c</think>d"], ""),  # earlier answers' thoughts
+        (TAGS, ["a=<think>\n"], ""),
+        (TAGS, [], ""),
+    ],
+)
+def test_a_budget_for_thinking_needs_a_model_that_thinks(tags, texts, said):
+    check_thinking(tags, texts, 0)
     if not said:
-        return check_thinking("rollout.thinking_budget", 8, tokenizer, encoded)
+        return check_thinking(tags, texts, 8)
     with pytest.raises(ConfigError, match=f"^rollout.thinking_budget = 8.*{said}"):
-        check_thinking("rollout.thinking_budget", 8, tokenizer, encoded)
+        check_thinking(tags, texts, 8)
+
+
+def test_a_prompt_that_uses_up_its_budget_is_named():
+    texts = ["a=", "begin with <think>, then 2+2="]
+    check_thinking(TAGS, texts, 12)
+    with pytest.raises(ConfigError, match="^prompt train/1: the prompt opens .* 11 tokens before its end") as it:
+        check_thinking(TAGS, texts, 11)
+    assert "\n" not in str(it.value)
+
+
+def suite_of(**settings) -> SimpleNamespace:
+    """Whose answers have 512 tokens."""
+    config = SuiteConfig(name="gsm8k", **settings)
+    return SimpleNamespace(config=config, setting="eval.suites.gsm8k", prompts=(), max_new_tokens=lambda default: 512)
+
+
+@pytest.mark.parametrize(
+    ("run", "of_eval", "own", "said"),
+    [
+        (64, None, 512, ""),  # more than the run's
+        (64, None, 0, ""),
+        (0, 64, 512, ""),
+        (0, 1024, None, ""),  # some suite's answers may be longer
+        (0, None, 512, "eval.suites.gsm8k.thinking_budget = 512 has no effect: an answer has at most 512 tokens"),
+        (64, 0, 512, "eval.suites.gsm8k.thinking_budget = 512 has no effect"),
+        (0, None, 511, ""),
+    ],
+)
+def test_a_budget_that_changes_another_has_an_effect(run, of_eval, own, said):
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens(TAGS)
+    config = load_config(None, {"rollout": {"thinking_budget": run, "max_new_tokens": 512}})
+    config = replace(config, eval=replace(config.eval, thinking_budget=of_eval))
+    if not said:
+        return check_suite_decoding(suite_of(thinking_budget=own), config, tiny_config(), tokenizer)
+    with pytest.raises(ConfigError, match=said):
+        check_suite_decoding(suite_of(thinking_budget=own), config, tiny_config(), tokenizer)
+
+
+def test_a_suites_prompts_are_encoded_for_a_budget_alone(monkeypatch):
+    monkeypatch.setattr(engine_checks, "encode_checked", lambda *_: pytest.fail("encoded"))
+    suite = suite_of()
+    suite.prompts = (Prompt("a", "b", "", {}),)
+    check_suite_decoding(suite, load_config(None, {}), tiny_config(), character_tokenizer())
 
 
 def test_a_slower_kernel_is_announced_where_there_is_a_faster_one():

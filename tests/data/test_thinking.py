@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from made_rollouts import rollout_of
 
-from titan_rl.data.text.thinking import ThinkingTags, closes_thinking, forced_closings, thinking_tags
+from titan_rl.data.text.thinking import ThinkingTags, forced_closings, forced_tokens, open_tokens, thinking_tags
+from titan_rl.data.types import Turn
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 TAGS = ThinkingTags(1, 2)
@@ -46,7 +48,21 @@ def test_tags_are_single_tokens_of_the_vocabulary():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "closes"), [([5, 1, 2, 6], True), ([5, 1], False), ([5], False), ([1, 2, 1], False), ([2, 6], True)]
+    ("prompt", "count"), [([5, 1, 2, 6], None), ([5, 1], 0), ([5], None), ([1, 2, 1, 7], 1), ([2, 6], None), ([], None)]
 )
-def test_a_prompt_that_closes_thinking(tokens, closes):
-    assert closes_thinking(np.array(tokens), TAGS) == closes
+def test_tokens_of_a_section_that_a_prompt_leaves_open(prompt, count):
+    assert open_tokens(np.array(prompt), TAGS) == count
+
+
+def test_what_was_forced_in_a_rollout_follows_from_the_context_of_each_answer():
+    """The second branch has another context; of numbers that are not finite nothing is said."""
+    tokens = np.array([5, 1, 6, 2, 8, 1, 9, 2, 5, 1, 2, 2, 7], np.int32)
+    turns = [Turn(1, 5, "stop"), Turn(6, 8, "stop"), Turn(10, 13, "stop")]
+    rollout = rollout_of("a", 9, tokens=tokens, turns=turns, branches=[0, 8])
+    assert np.flatnonzero(forced_tokens(rollout, TAGS, 1)).tolist() == [3, 7]
+    rollout.logprobs[7] = np.nan
+    assert np.flatnonzero(forced_tokens(rollout, TAGS, 1)).tolist() == [3]
+    rollout.logprobs[:] = 0
+    rollout.tokens[3] = 9
+    with pytest.raises(ValueError, match="goes on thinking"):
+        forced_tokens(rollout, TAGS, 1)

@@ -1,5 +1,6 @@
 """Errors in sampling masks and penalties, planted into a started mesh: the doctor names the one at fault alone."""
 
+import re
 import sys
 from dataclasses import replace
 
@@ -8,11 +9,15 @@ import numpy as np
 import pytest
 from test_doctor import Plant, Ward, set_on, wrong
 
+from titan_rl.algorithms.batches.batching import step_batches
+from titan_rl.algorithms.policy_gradient.grpo import GRPO
 from titan_rl.config.load import load_config
+from titan_rl.config.sections.schema import Config
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
-from titan_rl.data.types import Decoding, Provenance, Rollout, Turn
-from titan_rl.diagnostics.doctor.checks.tokens import check_mask, check_penalties
+from titan_rl.data.text.thinking import ThinkingTags
+from titan_rl.data.types import Decoding, Group, Layout, Provenance, Rollout, Turn
+from titan_rl.diagnostics.doctor.checks.tokens import check_marks, check_mask, check_penalties, check_starts
 from titan_rl.diagnostics.doctor.findings import CheckFailed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -110,6 +115,49 @@ def test_a_rollout_says_its_penalties():
 def rollout(mask: SamplingMask | None) -> Rollout:
     tokens, kinds = np.array([5, 6, 7], np.int32), np.array([Provenance.TEMPLATE, 1, 1], np.int8)
     return Rollout("a", 0, tokens, kinds, np.zeros(3), np.zeros(3), [Turn(1, 3, "stop")], "ok", mask=mask)
+
+
+def conversation(sample: int, penalties: Penalties | None = None) -> Rollout:
+    """Two answers, and in a branch behind another prompt a third one."""
+    tokens = np.array([5, 6, 7, 8, 9, 10, 11, 5, 6, 12, 13], np.int32) + sample
+    kinds = np.array([0, 1, 1, 2, 1, 1, 1, 0, 0, 1, 1], np.int8)
+    turns = [Turn(1, 3, "stop"), Turn(4, 7, "stop"), Turn(9, 11, "stop")]
+    columns = dict(turns=turns, status="ok", reward=float(sample), branches=[0, 7], penalties=penalties)
+    return Rollout("a", sample, tokens, kinds, np.zeros(11, np.float32), np.zeros(11, np.int32), **columns)
+
+
+def test_penalties_count_from_the_answer_that_a_token_is_in():
+    groups = [Group("a", [conversation(sample, Penalties(1.2)) for sample in range(2)])]
+    [batch] = step_batches(groups, GRPO(), Config(), Layout(1, 64))
+    check_starts(groups, batch)
+    [row] = batch.rows[0]
+    assert [tokens.start_S.tolist() for tokens in row.penalized] == [[1, 1, 4, 4, 4], [2, 2]] * 2
+    early = replace(row.penalized[0], start_S=row.penalized[0].start_S * 0 + 1)
+    wrong = replace(batch, rows=[[replace(row, penalized=[early, *row.penalized[1:]])]])
+    with pytest.raises(CheckFailed, match="elsewhere") as caught:
+        check_starts(groups, wrong)
+    assert caught.value.evidence == "token 4 of a sample 0 is in the answer from 4 on, and counts from 1"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kinds", "fault"),
+    [
+        ([5, 1, 8, 2, 7], [0, 1, 1, 4, 1], ""),
+        ([5, 1, 8, 2, 7], [0, 1, 1, 1, 1], "token 3 of a sample 0 .id 2. is marked as the model's"),
+        ([5, 1, 8, 2, 7], [0, 1, 1, 4, 4], "token 4 of a sample 0 .id 7. is not marked as the model's"),
+        ([5, 1, 8, 9, 7], [0, 1, 1, 1, 1], "goes on thinking beyond a budget of 1 tokens"),
+    ],
+)
+def test_marks_of_forced_tokens_are_not_believed(tokens, kinds, fault):
+    turns, tags = [Turn(1, 5, "stop")], ThinkingTags(1, 2)
+    columns = np.array(tokens, np.int32), np.array(kinds, np.int8), np.zeros(5), np.zeros(5)
+    one = Rollout("a", 0, *columns, turns, "ok")
+    if not fault:
+        assert check_marks(one, tags, 1).tolist() == [False, True, True, False, True]
+        return
+    with pytest.raises(CheckFailed) as caught:
+        check_marks(one, tags, 1)
+    assert re.search(fault, caught.value.evidence)
 
 
 @pytest.mark.parametrize(

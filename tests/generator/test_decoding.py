@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,15 @@ import numpy as np
 import pytest
 from started_meshes import meshes_of, worst_difference
 
+from titan_rl.algorithms.batches.batching import sft_batches
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 from titan_rl.data.text.tokenizer import read_tokenizer
-from titan_rl.data.types import Completion, Decoding, Request
+from titan_rl.data.types import Completion, Decoding, Prompt, Provenance, Request
+from titan_rl.environments.conversation.episode import Episode
+from titan_rl.environments.interfaces.score import Score
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.builtin.tokenizer import character_tokenizer
+from titan_rl.trainer.titan_config import build_titan
 
 PROMPT = np.arange(10, 40, dtype=np.int32)
 TAGS = {"`": "<think>", "~": "</think>"}
@@ -48,6 +53,20 @@ def rename_words(file: Path, names: dict[str, str]) -> None:
     file.write_text(json.dumps(table))
 
 
+async def two_turns(meshes, leader, decoding: Decoding) -> tuple[list[int], float]:
+    """Where the answers of a conversation begin, and as above the worst difference of their tokens."""
+    episode = Episode(PROMPT)
+    for turn in range(2):
+        [completion] = await leader.generate.call_one(Request(episode.tokens, [7], 24, 0.2, decoding))
+        episode.add_completion(completion, "")
+        if not turn:
+            episode.add_reply([], completion.tokens[:3], np.full(3, Provenance.TOOL))
+    rollout = episode.finish(Prompt("a", "", "", {}), 0, Score("ok", {"right": 1.0}))
+    batches = sft_batches([rollout], meshes.config, build_titan(meshes.config).layout)
+    [metrics] = await meshes.trainer.train(batches, 1)
+    return [turn.start for turn in rollout.turns], math.log(metrics.agreement_max)
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
     """By each decoding, of a model that is sharp enough to be cut: completions, and the worst difference of a token's
@@ -57,7 +76,8 @@ def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
     rename_words(folder / "model" / "tokenizer.json", TAGS)
 
     async def run():
-        async with meshes_of(str(folder / "model"), folder, rollout={"temperature": 0.2}) as meshes:
+        tables = {"rollout": {"temperature": 0.2}, "optimizer": {"lr": 0.0}}
+        async with meshes_of(str(folder / "model"), folder, **tables) as meshes:
             await meshes.trainer.begin_at(0)
             await meshes.weights.stage(0)
             await meshes.weights.announce(0)
@@ -74,6 +94,8 @@ def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
                 if name in PENALIZED:
                     plain = [replace(completion, penalties=None) for completion in completions]
                     found[f"{name}, unpenalized"] = plain, await worst_difference(meshes, (PROMPT, plain))
+            for name in PENALIZED:
+                found[f"{name}, two turns"] = await two_turns(meshes, leader, PENALIZED[name])
             found["greedy"] = await ask(CUT["top-p"], 0.0), 0.0
             text = read_tokenizer(folder / "model").decode(found["none"][0][0].tokens[3:6])
             found["stop"] = await ask(Decoding(stop=(text,))), 0.0
@@ -88,6 +110,13 @@ def test_trainer_and_generator_agree_about_each_token(answers, name):
     print(f"worst ratio of {name}: {np.exp(worst):.8f}")
     assert worst < 1e-5
     assert (completions[0].mask is None) == (not ASKED[name].truncates)
+
+
+@pytest.mark.parametrize("name", PENALIZED)
+def test_a_second_answer_counts_from_its_own_beginning(answers, name):
+    starts, worst = answers[f"{name}, two turns"]
+    print(f"worst ratio of {name}: {np.exp(worst):.8f}")
+    assert len(starts) == 2 and worst < 1e-5
 
 
 @pytest.mark.parametrize("name", PENALIZED)

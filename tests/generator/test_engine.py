@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from vllm import SamplingParams
+from vllm.logprobs import FlatLogprobs
 
 from titan_rl.config.sections.schema import GeneratorConfig
-from titan_rl.data.types import EngineStatistics, Request, RequestRefused
+from titan_rl.data.text.thinking import ThinkingTags
+from titan_rl.data.types import Decoding, EngineStatistics, Request, RequestRefused
 from titan_rl.generator import engine as engine_module
 from titan_rl.generator.engine import GenerationEngine
 from titan_rl.generator.lockstep import Lockstep
@@ -106,3 +108,29 @@ def test_pages_of_shared_memory_are_had_before_others_can_take_them():
     finally:
         segment.close()
         segment.unlink()
+
+
+@pytest.mark.parametrize(
+    ("answer", "logprobs", "forced"),
+    [
+        ([6, 2, 9], [-1.0, 0.0, -1.0], [False, True, False]),
+        ([6, 7, 0], [-1.0, np.nan, np.nan], None),  # drawn from NaN, whatever was forced: the trainer names it
+        ([6, 2, 9], [-1.0, 0.0, np.nan], None),
+    ],
+)
+def test_an_answer_that_is_not_finite_is_left_to_the_trainer(answer, logprobs, forced):
+    found = forced_of(answer, logprobs)
+    assert forced is None if found is None else found.tolist() == forced
+
+
+def test_an_engine_that_does_not_close_thinking_fails():
+    with pytest.raises(RuntimeError, match="vLLM did not close thinking: token 1 of an answer goes on"):
+        forced_of([6, 7, 0], [-1.0, -1.0, -1.0])
+
+
+def forced_of(answer: list[int], logprobs: list[float]) -> np.ndarray | None:
+    made = make_engine()
+    made._tags = ThinkingTags(1, 2)
+    numbers = FlatLogprobs(logprobs=logprobs)
+    output = SimpleNamespace(prompt_token_ids=[5, 1], outputs=[SimpleNamespace(token_ids=answer, logprobs=numbers)])
+    return made._forced(output, Decoding(thinking_budget=1))

@@ -6,8 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from titan_rl.cli import main
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import Config
+from titan_rl.controller.preflight.engine_checks import check_suite_decoding
 from titan_rl.diagnostics import evaluation
+from titan_rl.environments.rollout.decoding import suite_decoding
+from titan_rl.environments.rollout.suites import make_suites
+from titan_rl.models.builtin.tiny import tiny_config
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.records.evaluations.results import Answer, Question, SuiteResult
 from titan_rl.records.statistics import Proportion
 
@@ -59,3 +65,19 @@ def test_results_are_written_as_their_suites_end(command, tmp_path):
     with pytest.raises(OSError, match="went away"):
         command(SCORED, fails=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.json", "a.parquet"]
+
+
+def test_one_budget_of_the_command_line_is_for_suites_of_any_length():
+    """It goes before each suite's own, and short suites do not refuse it."""
+    tables = [{"name": "gsm8k"}, {"name": "aime", "thinking_budget": 4096}]
+    config = load_config(None, {"eval": {"suites": tables}})
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens(["<think>", "</think>"])
+    for budget in (1024, 0):
+        given = evaluation._with_budget(config, budget)
+        suites = make_suites(given)
+        assert [suite_decoding(suite.config, given).thinking_budget for suite in suites] == [budget] * 2
+        for suite in suites:
+            check_suite_decoding(suite, given, tiny_config(), tokenizer)
+    with pytest.raises(ConfigError, match="--thinking-budget -1"):
+        evaluation._with_budget(config, -1)

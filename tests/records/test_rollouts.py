@@ -6,6 +6,7 @@ from made_rollouts import rollout_of
 
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
+from titan_rl.data.text.thinking import ThinkingTags
 from titan_rl.data.types import Decoding, Group, Turn
 from titan_rl.records.metrics import mask_metrics, thinking_metrics
 from titan_rl.records.steps.rollouts import Limits, RolloutsError, read_rollouts, write_rollouts
@@ -90,14 +91,36 @@ def test_what_was_penalized_has_a_context(tmp_path, turns, said):
 
 
 def test_a_forced_closing_belongs_to_a_budget(tmp_path):
-    rollout = rollout_of("a", 1, provenance=np.array([0, 0, 1, 4, 1], np.int8))
+    columns = dict(tokens=np.array([5, 6, 8, 2, 7], np.int32), provenance=np.array([0, 0, 1, 4, 1], np.int8))
+    rollout = rollout_of("a", 1, **columns)
     write_rollouts(tmp_path, 1, [Group("a", [rollout])])
     assert np.array_equal(read_rollouts(tmp_path, 1)[0].rollouts[0].provenance, rollout.provenance)
-    assert len(read_rollouts(tmp_path, 1, Limits(99, 64, Decoding(thinking_budget=8)))) == 1
+    assert len(read_rollouts(tmp_path, 1, Limits(99, 64, Decoding(thinking_budget=1), ThinkingTags(6, 2)))) == 1
     with pytest.raises(RolloutsError, match="a sample 1 has a closing of thinking that was forced, and rollout.think"):
         read_rollouts(tmp_path, 1, Limits(99, 64, Decoding()))
     assert thinking_metrics([rollout, rollout_of("a", 0)]) == {"thinking_closed": 0.5}
-    assert thinking_metrics([rollout_of("a", 0)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "provenance", "said"),
+    [
+        ([5, 6, 8, 2, 7], [0, 0, 1, 4, 1], ""),
+        ([5, 6, 8, 2, 7], [0, 0, 1, 1, 1], "token 3 was forced, and is not marked so"),
+        ([5, 6, 8, 2, 7], [0, 0, 4, 4, 4], "token 2 is marked as forced, and was not"),
+        ([5, 6, 8, 2, 7], [0, 4, 1, 4, 1], "token 1 is marked as forced, and was not"),  # in no answer
+        ([5, 7, 8, 2, 7], [0, 0, 1, 4, 1], "token 3 is marked as forced, and was not"),  # none was open
+        ([5, 6, 8, 9, 7], [0, 0, 1, 1, 1], "goes on thinking beyond a budget of 1 tokens"),
+    ],
+)
+def test_marks_of_forced_tokens_are_recomputed(tmp_path, tokens, provenance, said):
+    columns = dict(tokens=np.array(tokens, np.int32), provenance=np.array(provenance, np.int8))
+    write_rollouts(tmp_path, 1, [Group("a", [rollout_of("a", 1, **columns)])])
+    limits = Limits(99, 64, Decoding(thinking_budget=1), ThinkingTags(6, 2))
+    if not said:
+        assert len(read_rollouts(tmp_path, 1, limits)) == 1
+        return
+    with pytest.raises(RolloutsError, match=said):
+        read_rollouts(tmp_path, 1, limits)
 
 
 @pytest.mark.parametrize("wrong", [Penalties(0.0), Penalties(float("nan")), Penalties(1.0, float("inf"))])

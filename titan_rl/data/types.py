@@ -106,7 +106,7 @@ class Provenance(IntEnum):
     MODEL = 1
     TOOL = 2
     REPEATED = 3
-    """The model, in an earlier branch of the same rollout, where it is trained."""
+    """An answer in an earlier branch of the same rollout, where it is trained."""
     FORCED = 4
     """The budget for thinking, which closed a section inside an answer."""
 

@@ -34,7 +34,7 @@ from titan_rl.records.run_directory.rundir import package_versions
 from titan_rl.records.run_directory.sources import find_sources
 from titan_rl.records.statistics import Proportion
 
-OF_SUITES = ("file", "prompts", "k", "samples", "temperature", "max_new_tokens", "thinking_budget")
+OF_SUITES = ("file", "prompts", "k", "samples", "temperature", "max_new_tokens")
 """Arguments that are a suite's own keys."""
 _READ = {
     *("verifier", "mesh", "run.seed", "run.plugin_path", "eval.prompts", "eval.thinking_budget", "eval.suites"),
@@ -92,6 +92,8 @@ def checked_suites(options: argparse.Namespace, overrides: dict[str, dict[str, A
     chooses_style = toml is None and "style" not in overrides.get("task", {})
     suites = _suites(options, config.eval.suites, style=_style(config) if chooses_style else None)
     config = _without_training(config, suites)
+    if options.thinking_budget is not None:
+        config = _with_budget(config, options.thinking_budget)
     if toml is None and "seq_len" not in overrides.get("training", {}):
         config = _long_enough(config)
     return check(config, keys=())
@@ -121,6 +123,14 @@ def _without_training(config: Config, suites: list[dict[str, Any]]) -> Config:
         eval=replace(config.eval, suites=suites, grader=""),
         titan={name: table for name, table in config.titan.items() if name == "training"},
     )
+
+
+def _with_budget(config: Config, budget: int) -> Config:
+    """With one budget for thinking of all suites, some of which may have shorter answers. Errors: ConfigError."""
+    if budget < 0:
+        raise ConfigError(f"--thinking-budget {budget}: give a number of tokens, or 0 for no limit")
+    suites = [{key: value for key, value in table.items() if key != "thinking_budget"} for table in config.eval.suites]
+    return replace(config, eval=replace(config.eval, thinking_budget=budget, suites=suites))
 
 
 def _suites(options: argparse.Namespace, tables: Sequence[dict[str, Any]], style: str | None) -> list[dict[str, Any]]:

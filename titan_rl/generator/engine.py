@@ -336,10 +336,16 @@ class GenerationEngine:
             pending.future.set_result(pending.completions)
 
     def _forced(self, output: RequestOutput, decoding: Decoding) -> np.ndarray | None:
-        """Tokens that a budget forced. Errors: RuntimeError if vLLM did not keep to it."""
+        """Tokens that a budget forced; of an answer with numbers that are not finite, which the trainer names, none.
+
+        Errors: RuntimeError if vLLM did not keep to it."""
         if not decoding.thinking_budget or self._tags is None:
             return None
-        prompt, answer = np.asarray(output.prompt_token_ids), np.asarray(output.outputs[0].token_ids)
+        [result] = output.outputs
+        assert isinstance(result.logprobs, FlatLogprobs)
+        if not np.isfinite(result.logprobs.logprobs).all():  # what is drawn from NaN is not what was forced
+            return None
+        prompt, answer = np.asarray(output.prompt_token_ids), np.asarray(result.token_ids)
         try:
             forced = forced_closings(prompt, answer, self._tags, decoding.thinking_budget)
         except ValueError as error:

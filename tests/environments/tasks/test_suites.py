@@ -357,6 +357,11 @@ def test_a_suite_is_sampled_by_its_own_settings_and_stops_at_the_runs_texts(tmp_
     config = replace(config, eval=replace(config.eval, thinking_budget=16))
     assert [sampling_of(suite, config, 512).decoding.thinking_budget for suite in make_suites(config)] == [16, 32]
     assert held_out_decoding(config) == Decoding(stop=("Q:",), thinking_budget=16)
+    config = replace(config, eval=replace(config.eval, thinking_budget=0))  # no limit
+    assert [sampling_of(suite, config, 512).decoding.thinking_budget for suite in make_suites(config)] == [0, 32]
+    assert held_out_decoding(config) == Decoding(stop=("Q:",))
+    config = load_config(None, {"eval": {"suites": [cut | {"thinking_budget": 0}]}, "rollout": rollout})
+    assert [sampling_of(suite, config, 512).decoding.thinking_budget for suite in make_suites(config)] == [0]
 
 
 MISTAKES = [

@@ -325,8 +325,8 @@ class EvalConfig:
     reward, or ``task`` for the task's own score beside a reward of yours; empty: none (``titan-rl hack-check``)."""
     prompts: Count = 256
     """Held-out prompts, never trained on, answered greedily, or held-out rows of ``[data]``; a file may have fewer."""
-    thinking_budget: Whole = 0
-    """Of held-out and suites' answers, as ``rollout.thinking_budget``; 0: that one."""
+    thinking_budget: Whole | None = None
+    """Of held-out and suites' answers, as ``rollout.thinking_budget``; left out: that one; 0: no limit."""
     suites: list[dict[str, Any]] = field(default_factory=list)
     """``[[eval.suites]]``: public sets and other tasks, asked at every evaluation (config/sections/suites.py)."""
 

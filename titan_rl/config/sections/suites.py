@@ -38,8 +38,8 @@ class SuiteConfig:
     """As in ``[rollout]``, and so the next two, of greedy answers, too; none by default."""
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    thinking_budget: Whole = 0
-    """Most tokens of a section of thinking; 0: ``eval.thinking_budget``, or ``rollout.thinking_budget``."""
+    thinking_budget: Whole | None = None
+    """Most tokens of a section of thinking; left out: ``eval.thinking_budget``, or the run's; 0: no limit."""
     stop: list[Annotated[str, Field(min_length=1)]] | None = None
     """Texts after which an answer ends; left out: as ``[rollout]`` has them."""
     max_new_tokens: Whole = 0

@@ -29,7 +29,6 @@ from titan_rl.controller.preflight.engine_checks import (
     check_decoding,
     check_engine,
     check_suite_decoding,
-    check_thinking,
 )
 from titan_rl.controller.preflight.host_checks import check_hosts
 from titan_rl.controller.preflight.ineffective_settings import check_read
@@ -44,7 +43,9 @@ from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import Task, make_task
 from titan_rl.environments.rewards.llm_judge import ask_judges, check_judges
+from titan_rl.environments.rollout.decoding import held_out_budget, training_budget
 from titan_rl.environments.rollout.prompt_checks import (
+    ThinkingCheck,
     check_characters,
     check_demonstrations,
     check_seats,
@@ -188,13 +189,13 @@ def _check_prompts(checked: Checked) -> None:
     config, task = checked.config, checked.task
     tokenizer = tokenizer_of(config)
     _check_text(checked, tokenizer)
-    prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
-    check_characters(task, tokenizer, prompts)
+    training = list(training_prompts(task, config.run.seed))
+    check_characters(task, tokenizer, [*checked.held_out, *training])
     check_seats(task, config.rollout.group_size)
     if config.sft.steps:
         limits = checked.titan.training.seq_len, num_positions(read_config(checked))
         check_demonstrations(task, config.run.seed, tokenizer, *limits)
-    _check_tokens(checked, tokenizer, prompts)
+    _check_tokens(checked, tokenizer, training)
 
 
 def _check_text(checked: Checked, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -217,20 +218,24 @@ def stops_of(config: Config) -> list[int]:
     return [end]
 
 
-def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts: list[Prompt]) -> None:
-    """Errors: ConfigError for prompts that are too long, or that become tokens which the model has no row for."""
+def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, training: list[Prompt]) -> None:
+    """Errors: ConfigError for prompts that are too long, that become tokens which the model has no row for, or with
+    which a budget for thinking leaves none, or has no effect."""
     longest, largest = 0, 0
     if checked.config.sft.steps:
         eos = tokenizer.eos_token_id
         end = eos if isinstance(eos, int) else end_of_answer(tokenizer)
         assert end is not None, "check_model_text has refused one without an end"
         largest = end
-    encoded = [encode_checked(checked.task, tokenizer, prompt) for prompt in prompts]
-    for tokens in encoded:
-        longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
-    for section in ("rollout", "eval"):
-        budget = getattr(checked.config, section).thinking_budget
-        check_thinking(f"{section}.thinking_budget", budget, tokenizer, encoded)
+    budgets = training_budget(checked.config), held_out_budget(checked.config)
+    thinking = {budget: ThinkingCheck(budget, tokenizer) for budget in budgets}
+    for budget, prompts in zip(budgets, (training, checked.held_out), strict=True):
+        for prompt in prompts:
+            tokens = encode_checked(checked.task, tokenizer, prompt)
+            longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
+            thinking[budget].add(prompt, tokens)
+    for each in thinking.values():
+        each.check_effect()
     check_room(checked, longest)
     _check_ids(checked, largest)
 

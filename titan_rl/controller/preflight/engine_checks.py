@@ -1,9 +1,7 @@
 """What engines cannot do, or the trainer cannot follow: checked before any process starts."""
 
-from collections.abc import Sequence
 from math import ceil
 
-import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
@@ -11,10 +9,16 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.device_defaults import step_tokens
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
-from titan_rl.data.text.thinking import closes_thinking, thinking_tags
 from titan_rl.data.text.tokenizer import Tokenizer
-from titan_rl.environments.rollout.decoding import CUTS, PENALTIES, changed
-from titan_rl.environments.rollout.prompt_checks import encode_checked
+from titan_rl.environments.rollout.decoding import (
+    CUTS,
+    PENALTIES,
+    ThinkingBudget,
+    changed,
+    held_out_budget,
+    training_budget,
+)
+from titan_rl.environments.rollout.prompt_checks import ThinkingCheck, encode_checked
 from titan_rl.environments.rollout.suites import Suite
 from titan_rl.models.layers.rope import num_positions
 
@@ -55,43 +59,35 @@ def check_decoding(config: Config, algorithm: Algorithm, hf: PreTrainedConfig) -
             f"rollout.{penalties[0]} = {getattr(rollout, penalties[0])}: model.kernel = 'triton' has no penalties: "
             f"leave model.kernel out, or take 'reference'"
         )
-    if rollout.thinking_budget >= rollout.max_new_tokens:
-        raise ConfigError(
-            f"rollout.thinking_budget = {rollout.thinking_budget} has no effect: an answer has at most "
-            f"rollout.max_new_tokens = {rollout.max_new_tokens}; lower it, or leave it out"
-        )
+    training, held_out = training_budget(config), held_out_budget(config)
+    _check_reached(training, rollout.max_new_tokens)
+    if not training.tokens and not config.eval.suites:  # whose answers may be longer
+        _check_reached(held_out, rollout.max_new_tokens)
     _check_top_k(hf, "rollout.top_k", rollout.top_k)
 
 
 def check_suite_decoding(suite: Suite, config: Config, hf: PreTrainedConfig, tokenizer: Tokenizer) -> None:
     """Errors: ConfigError for settings of a suite that the model cannot follow, or that have no effect."""
     _check_top_k(hf, f"{suite.setting}.top_k", suite.config.top_k)
-    prompts = [encode_checked(suite.task, tokenizer, prompt) for prompt in suite.prompts]
-    if own := suite.config.thinking_budget:
-        setting, longest = f"{suite.setting}.thinking_budget", suite.max_new_tokens(config.rollout.max_new_tokens)
-        check_thinking(setting, own, tokenizer, prompts)
-        if own >= longest:
-            raise ConfigError(f"{setting} = {own} has no effect: an answer has at most {longest} tokens; lower it")
-    elif inherited := config.eval.thinking_budget:
-        check_thinking("eval.thinking_budget", inherited, tokenizer, [])
-    else:
-        check_thinking("rollout.thinking_budget", config.rollout.thinking_budget, tokenizer, [])
-
-
-def check_thinking(setting: str, budget: int, tokenizer: Tokenizer, prompts: Sequence[np.ndarray]) -> None:
-    """``prompts``: tokens of each. Errors: ConfigError for a budget of a model that has no thinking, or that the chat
-    template keeps from it."""
-    if not budget:
+    inherited, own = held_out_budget(config), suite.config.thinking_budget
+    budget = inherited if own is None else ThinkingBudget(f"{suite.setting}.thinking_budget", own)
+    if not budget.tokens:
         return
-    if (tags := thinking_tags(tokenizer)) is None:
+    if own is not None and not inherited.tokens:
+        _check_reached(budget, suite.max_new_tokens(config.rollout.max_new_tokens))
+    thinking = ThinkingCheck(budget, tokenizer)
+    for prompt in suite.prompts:
+        thinking.add(prompt, encode_checked(suite.task, tokenizer, prompt))
+    if own is not None:
+        thinking.check_effect()
+
+
+def _check_reached(budget: ThinkingBudget, longest: int) -> None:
+    """``longest``: tokens of an answer. Errors: ConfigError for a budget, where there would be none, beyond that."""
+    if budget.tokens >= longest:
         raise ConfigError(
-            f"{setting} = {budget}: the model's tokenizer has no token for <think> and for </think>, so it has no "
-            f"thinking to close: leave it out"
-        )
-    if prompts and all(closes_thinking(tokens, tags) for tokens in prompts):
-        raise ConfigError(
-            f"{setting} = {budget} has no effect: the chat template closes thinking in each prompt; leave it out, or "
-            f"see model.chat_template.options"
+            f"{budget.setting} = {budget.tokens} has no effect: an answer has at most {longest} tokens; lower it, or "
+            f"leave it out"
         )
 
 

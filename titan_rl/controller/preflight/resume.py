@@ -13,7 +13,8 @@ from typing import Any
 from titan_rl.config.load import ConfigError, Settings, flat, read_resolved
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.initial_policy import check_resumed
-from titan_rl.controller.preflight.checks import Checked, check_model, read_config
+from titan_rl.controller.preflight.checks import Checked, check_model, read_config, tokenizer_of
+from titan_rl.data.text.thinking import thinking_tags
 from titan_rl.environments.rollout.decoding import DECODING_KEYS, decoding_of
 from titan_rl.models.families.registry import Family
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
@@ -156,8 +157,9 @@ def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) 
 
 def limits_of(checked: Checked) -> Limits:
     """Limits of recorded rollouts: vocabulary, row length and decoding settings."""
-    hf = read_config(checked)
-    return Limits(hf.vocab_size, checked.titan.training.seq_len, decoding_of(checked.config.rollout))
+    hf, decoding = read_config(checked), decoding_of(checked.config.rollout)
+    tags = thinking_tags(tokenizer_of(checked.config)) if decoding.thinking_budget else None
+    return Limits(hf.vocab_size, checked.titan.training.seq_len, decoding, tags)
 
 
 def check_own_models(run_dir: RunDir, config: Config, family: Family | None) -> None:

@@ -1,14 +1,16 @@
 """Thinking sections of answers: their tags, and the closings that a budget forced.
 
 vLLM makes a model write the end tag once a section has as many tokens as its request's budget. That token was not
-sampled; which ones they are follows from the tokens alone, so a record needs no more.
+sampled; which ones they are follows from the tokens, so whoever reads a record finds them again, and believes no mark.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.types import Rollout
 
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
@@ -22,9 +24,14 @@ class ThinkingTags(NamedTuple):
 
 def thinking_tags(tokenizer: Tokenizer) -> ThinkingTags | None:
     """Tags of a model's thinking; None if its tokenizer has no token for each."""
-    words = tokenizer.get_vocab()
-    known = (pair for pair in _TAGS if all(tag in words for tag in pair))
-    return next((ThinkingTags(*(words[tag] for tag in pair)) for pair in known), None)
+    ids = (tokenizer.convert_tokens_to_ids([*pair]) for pair in _TAGS)
+    known = (found for pair, found in zip(_TAGS, ids, strict=True) if _are_tokens(tokenizer, pair, found))
+    return next((ThinkingTags(*found) for found in known), None)
+
+
+def _are_tokens(tokenizer: Tokenizer, words: Sequence[str], ids: list[int]) -> bool:
+    """Whether these are the words' own ids, and none is the unknown token's."""
+    return None not in ids and tokenizer.convert_ids_to_tokens(ids) == [*words]
 
 
 def forced_closings(prompt: np.ndarray, answer: np.ndarray, tags: ThinkingTags, budget: int) -> np.ndarray:
@@ -47,7 +54,28 @@ def forced_closings(prompt: np.ndarray, answer: np.ndarray, tags: ThinkingTags, 
     return forced_A
 
 
-def closes_thinking(tokens: np.ndarray, tags: ThinkingTags) -> bool:
-    """Whether tokens, such as those that ask for an answer, have a section of thinking, and close it."""
-    ends = np.flatnonzero(tokens == tags.end)
-    return bool(len(ends)) and not (tokens[ends[-1] :] == tags.start).any()
+def forced_tokens(rollout: Rollout, tags: ThinkingTags, budget: int) -> np.ndarray:
+    """Whether each token of a rollout was forced, bool [T], by what each of its answers was asked with.
+
+    An answer with log-probabilities that are not finite has none: its sampler chose otherwise, and the trainer names
+    it. Errors: ValueError for a section that goes on beyond its budget.
+    """
+    forced_T = np.zeros(len(rollout.tokens), bool)
+    for begin, end in rollout.spans:
+        for turn in (turn for turn in rollout.turns if begin <= turn.start < end):
+            context, answer = rollout.tokens[begin : turn.start], slice(turn.start, turn.stop)
+            if np.isfinite(rollout.logprobs[answer]).all():
+                forced_T[answer] = forced_closings(context, rollout.tokens[answer], tags, budget)
+    return forced_T
+
+
+def open_tokens(prompt: np.ndarray, tags: ThinkingTags) -> int | None:
+    """Number of tokens of the section that is open at a prompt's end; None if none is."""
+    (*_, start), (*_, end) = ([-1, *np.flatnonzero(prompt == tag)] for tag in tags)
+    return len(prompt) - int(start) - 1 if start > end else None
+
+
+def ends_closed(prompt: np.ndarray, tags: ThinkingTags, tokenizer: Tokenizer) -> bool:
+    """Whether a prompt ends with a closed section, white space aside: its answer begins without thinking."""
+    ends = np.flatnonzero(prompt == tags.end)
+    return bool(len(ends)) and not tokenizer.decode(prompt[ends[-1] + 1 :]).strip()

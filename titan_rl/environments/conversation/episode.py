@@ -91,7 +91,8 @@ class Episode:
         stop = self.turns[num_answers - 1].stop
         fork = Episode(self.tokens[:stop])
         origin = self.provenance[:stop]
-        fork.provenance = np.where(origin == Provenance.MODEL, Provenance.REPEATED, origin).astype(np.int8)
+        is_answer = np.isin(origin, (Provenance.MODEL, Provenance.FORCED))
+        fork.provenance = np.where(is_answer, Provenance.REPEATED, origin).astype(np.int8)
         return fork
 
     @property

@@ -10,11 +10,13 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.text.conversation import first_unknown
 from titan_rl.data.text.message_forms import texts_of
 from titan_rl.data.text.rendering import with_options
+from titan_rl.data.text.thinking import ends_closed, open_tokens, thinking_tags
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.text.turns import encode_answer
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of
 from titan_rl.environments.prompts.stream import EACH_ROW, PromptStream
+from titan_rl.environments.rollout.decoding import ThinkingBudget
 from titan_rl.environments.rollout.demonstrations import worked_answers
 from titan_rl.environments.rollout.group import encode_prompt
 
@@ -86,6 +88,43 @@ def _check_known(tokenizer: Tokenizer, prompt: Prompt, fields: Iterable[tuple[st
             raise ConfigError(
                 f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {field}: leave it out, or "
                 f"set model.path to another model"
+            )
+
+
+class ThinkingCheck:
+    """Check of a budget for thinking against the prompts that it holds for, one after the other."""
+
+    def __init__(self, budget: ThinkingBudget, tokenizer: Tokenizer) -> None:
+        """Errors: ConfigError for a budget of a model that has no thinking."""
+        self._budget, self._tokenizer = budget, tokenizer
+        self._tags = thinking_tags(tokenizer) if budget.tokens else None
+        self._num_prompts = self._num_closed = 0
+        if budget.tokens and self._tags is None:
+            raise ConfigError(
+                f"{budget.setting} = {budget.tokens}: the model's tokenizer has no token for <think> and for </think>, "
+                f"so it has no thinking to close: leave it out"
+            )
+
+    def add(self, prompt: Prompt, tokens: np.ndarray) -> None:
+        """Errors: ConfigError for a prompt that leaves no token to think, so that each answer would begin with
+        the end tag."""
+        if self._tags is None:
+            return
+        setting, budget = self._budget
+        if (count := open_tokens(tokens, self._tags)) is not None and count >= budget:
+            raise ConfigError(
+                f"{place(prompt)}: the prompt opens thinking and does not close it, {count} tokens before its end, "
+                f"which {setting} = {budget} would close before the answer: raise it, or leave the tag out"
+            )
+        self._num_prompts += 1
+        self._num_closed += ends_closed(tokens, self._tags, self._tokenizer)
+
+    def check_effect(self) -> None:
+        """Errors: ConfigError if each of the prompts ends with thinking that is closed."""
+        if 0 < self._num_prompts == self._num_closed:
+            raise ConfigError(
+                f"{self._budget.setting} = {self._budget.tokens} has no effect: the chat template closes thinking in "
+                f"each prompt; leave it out, or see model.chat_template.options"
             )
 
 

@@ -15,6 +15,7 @@ from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.files import replacing, wanting
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.storage.tables import check_table
+from titan_rl.data.text.thinking import ThinkingTags, forced_tokens
 from titan_rl.data.types import Decoding, Group, Provenance, Rollout, Status, ToolCall, Turn, is_model
 from titan_rl.records.steps.step_names import step_name, steps_of
 
@@ -152,6 +153,8 @@ class Limits:
     """Tokens of a rollout."""
     decoding: Decoding
     """What the tokens were sampled with."""
+    tags: ThinkingTags | None = None
+    """Of the model's thinking, where there is a budget for it."""
 
 
 def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list[Group]:
@@ -254,6 +257,8 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
     top = limits.vocabulary if limits is not None else 1 << 31
     if not 0 <= int(rollout.tokens.min()) <= int(rollout.tokens.max()) < top:
         raise ValueError(f"{name} has a token outside the model's vocabulary of {top}")
+    if limits is not None:
+        _check_forced(name, rollout, limits)
 
 
 def _check_mask(name: str, rollout: Rollout, limits: Limits | None) -> None:
@@ -293,12 +298,23 @@ def _check_answers(name: str, rollout: Rollout) -> None:
 
 
 def _check_penalties(name: str, rollout: Rollout, decoding: Decoding) -> None:
-    """Errors: ValueError for other penalties than the settings have, or a budget for thinking that they have not."""
-    if not decoding.thinking_budget and (rollout.provenance == Provenance.FORCED).any():
-        raise ValueError(f"{name} has a closing of thinking that was forced, and rollout.thinking_budget was not set")
+    """Errors: ValueError for other penalties than the settings have."""
     if rollout.num_model_tokens and rollout.penalties != decoding.penalties:
         has, wanted = rollout.penalties or Penalties(), decoding.penalties or Penalties()
         raise ValueError(f"{name} was sampled with {has}, and the settings have {wanted}")
+
+
+def _check_forced(name: str, rollout: Rollout, limits: Limits) -> None:
+    """Errors: ValueError for other forced tokens than the tokens and the settings say."""
+    budget, marked_T = limits.decoding.thinking_budget, rollout.provenance == Provenance.FORCED
+    if not budget and marked_T.any():
+        raise ValueError(f"{name} has a closing of thinking that was forced, and rollout.thinking_budget was not set")
+    if not budget or limits.tags is None:
+        return
+    wrong = np.flatnonzero(marked_T != forced_tokens(rollout, limits.tags, budget))
+    if len(wrong):
+        what = "is marked as forced, and was not" if marked_T[wrong[0]] else "was forced, and is not marked so"
+        raise ValueError(f"{name}: token {wrong[0]} {what}, with rollout.thinking_budget = {budget}")
 
 
 def _check_branches(name: str, rollout: Rollout) -> None:

@@ -7,7 +7,8 @@ import pandas as pd
 
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.controller.preflight.checks import tokenizer_of
-from titan_rl.data.storage.decoding import Penalties
+from titan_rl.data.storage.decoding import PenalizedTokens, Penalties
+from titan_rl.data.text.thinking import ThinkingTags, forced_tokens, thinking_tags
 from titan_rl.data.types import Batch, Decoding, Group, Provenance, Rollout, is_model
 from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import sample_of
@@ -73,14 +74,12 @@ def _short(value: object) -> str:
 
 async def trained_tokens(context: CheckContext) -> str:
     """The loss has exactly the tokens that the model wrote: in rollouts, in rows, and at the trainer's ranks."""
-    groups = await context.groups()
-    for group in groups:
-        for rollout in group.rollouts:
-            _check_rollout(rollout)
-    batch = context.actors.batch(groups)
-    _check_rows(groups, batch)
+    groups, budget = await context.groups(), context.checked.config.rollout.thinking_budget
+    tags = thinking_tags(tokenizer_of(context.checked.config)) if budget else None
+    written = {(r.prompt_id, r.sample): check_marks(r, tags, budget) for group in groups for r in group.rollouts}
+    check_rows(groups, context.actors.batch(groups), written)
     reading = await context.reading()
-    count = sum(int(answer_mask(rollout).sum()) for group in groups for rollout in group.rollouts)
+    count = sum(int(written_T.sum()) for written_T in written.values())
     if reading.metrics.num_trained_tokens != count:
         evidence = f"the model wrote {count}, the trainer's loss has {reading.metrics.num_trained_tokens}"
         raise CheckFailed("the trainer's loss has not the tokens that the model wrote", evidence)
@@ -88,19 +87,33 @@ async def trained_tokens(context: CheckContext) -> str:
     return f"{count} tokens of the model's, none of {others} of prompts, templates and tools"
 
 
-def answer_mask(rollout: Rollout) -> np.ndarray:
-    """Mask of the tokens that were sampled inside answers: bool [T]."""
+def _sampled(rollout: Rollout, tags: ThinkingTags | None, budget: int) -> np.ndarray:
+    """Whether each token was sampled, bool [T]: inside answers, and not forced by a budget.
+
+    Errors: CheckFailed for thinking that was not closed."""
     mask = np.zeros(len(rollout.tokens), bool)
     for turn in rollout.turns:
-        mask[turn.start : turn.stop] = rollout.provenance[turn.start : turn.stop] != Provenance.FORCED
-    return mask
+        mask[turn.start : turn.stop] = True
+    try:
+        return mask if tags is None else mask & ~forced_tokens(rollout, tags, budget)
+    except ValueError as error:
+        evidence = f"{rollout.prompt_id} sample {rollout.sample}: {error}"
+        raise CheckFailed("the engine does not close thinking at its budget", evidence) from None
 
 
-def _check_rollout(rollout: Rollout) -> None:
-    if rollout.branches:
-        return
+def check_marks(rollout: Rollout, tags: ThinkingTags | None, budget: int) -> np.ndarray:
+    """Check of a rollout's provenance against its answers; bool [T], whether each token was sampled.
+
+    ``tags``: of thinking, where there is a budget. Errors: CheckFailed."""
+    sampled_T = _sampled(rollout, tags, budget)
+    if not rollout.branches:
+        _check_marked(rollout, sampled_T)
+    return sampled_T
+
+
+def _check_marked(rollout: Rollout, sampled_T: np.ndarray) -> None:
     marked = rollout.provenance == Provenance.MODEL
-    if (unlike := np.flatnonzero(marked != answer_mask(rollout))).size:
+    if (unlike := np.flatnonzero(marked != sampled_T)).size:
         place = int(unlike[0])
         what = "marked as the model's" if marked[place] else "not marked as the model's"
         evidence = (
@@ -112,8 +125,10 @@ def _check_rollout(rollout: Rollout) -> None:
         raise CheckFailed("a token that counts as the model's has no version of it", evidence)
 
 
-def _check_rows(groups: list[Group], batch: Batch) -> None:
-    """Each trained token stands behind the token that came before it, and every one is trained once."""
+def check_rows(groups: list[Group], batch: Batch, sampled: dict[tuple[str, int], np.ndarray]) -> None:
+    """Each trained token stands behind the token that came before it, and every one is trained once.
+
+    ``sampled``: bool [T] of each rollout. Errors: CheckFailed."""
     rollouts = {(r.prompt_id, r.sample): r for group in groups for r in group.rollouts}
     targets: dict[tuple[str, int], list[int]] = {key: [] for key in rollouts}
     for row in (row for rows in batch.rows for row in rows):
@@ -122,8 +137,7 @@ def _check_rows(groups: list[Group], batch: Batch) -> None:
             trained = row.weight_S[begin:end] > 0
             targets[prompt_id, sample] += row.target_S[begin:end][trained].tolist()
     for key, rollout in rollouts.items():
-        if targets[key] != rollout.tokens[answer_mask(rollout)].tolist():
-            expected = rollout.tokens[answer_mask(rollout)].tolist()
+        if targets[key] != (expected := rollout.tokens[sampled[key]].tolist()):
             evidence = (
                 f"{key[0]} sample {key[1]}: the model wrote {_short(expected)}, trained are {_short(targets[key])}"
             )
@@ -143,6 +157,7 @@ async def penalties(context: CheckContext) -> str:
         check_penalties(rollout, decoding.penalties)
     if decoding.penalties is None:
         return "none"
+    check_starts(groups, context.actors.batch(groups))
     await _check_plain(context, rollouts[0], "penalties")
     alone = replace(decoding, top_p=1.0, top_k=0, min_p=0.0)
     try:
@@ -155,6 +170,28 @@ async def penalties(context: CheckContext) -> str:
     return text
 
 
+def check_starts(groups: list[Group], batch: Batch) -> None:
+    """Each penalized token of a row counts from the beginning of its own answer.
+
+    Errors: CheckFailed."""
+    rollouts = {(r.prompt_id, r.sample): r for group in groups for r in group.rollouts}
+    for row in (row for rows in batch.rows for row in rows):
+        for owner, (_, branch), tokens in zip(row.owners, row.rollouts, row.penalized, strict=bool(row.penalized)):
+            if tokens is not None:
+                _check_starts(rollouts[owner[:2]], branch, tokens)
+
+
+def _check_starts(rollout: Rollout, branch: int, tokens: PenalizedTokens) -> None:
+    begin, _ = rollout.spans[branch]
+    for place, start in zip((tokens.place_S + begin).tolist(), (tokens.start_S + begin).tolist(), strict=True):
+        turn = next((turn for turn in rollout.turns if turn.start <= place < turn.stop), None)
+        if turn is None or turn.start != start:
+            its = "no answer" if turn is None else f"the answer from {turn.start} on"
+            whose = f"token {place} of {rollout.prompt_id} sample {rollout.sample}"
+            evidence = f"{whose} is in {its}, and counts from {start}"
+            raise CheckFailed("penalties count from elsewhere than an answer's beginning", evidence)
+
+
 def check_penalties(rollout: Rollout, wanted: Penalties | None) -> None:
     """Errors: CheckFailed for a rollout that does not say what it was sampled with."""
     if rollout.num_model_tokens and rollout.penalties != wanted:
@@ -163,8 +200,9 @@ def check_penalties(rollout: Rollout, wanted: Penalties | None) -> None:
 
 
 async def _answered(context: CheckContext, rollout: Rollout, decoding: Decoding) -> pd.DataFrame:
-    """The trainer's reading of an engine's answers to a rollout's prompt."""
-    actors, prompt = context.actors, rollout.tokens[: rollout.turns[0].start]
+    """The trainer's reading of an engine's answers to what a rollout's last answer was asked with."""
+    last = rollout.turns[-1].start
+    actors, prompt = context.actors, rollout.tokens[max(begin for begin, _ in rollout.spans if begin <= last) : last]
     answers = await actors.complete(prompt, _PLAIN_SEEDS, _PLAIN_TOKENS, decoding=decoding)
     samples = [sample_of(prompt, answer, "doctor/decoding", number) for number, answer in enumerate(answers)]
     return (await actors.read(actors.batch_of_samples([samples]))).tokens
