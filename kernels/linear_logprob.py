@@ -52,24 +52,30 @@ _Statistics = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Log-probabilities, entropies, and the logarithm of the softmax's denominator, [S] each."""
 
 
-class Penalties(Protocol):
-    """Penalties of some tokens' logits, which a tile of logits takes before words are left out."""
+class TilePenalties(Protocol):
+    """Penalties of some tokens' logits, which a tile of logits takes, part by part, before words are left out."""
 
     @property
-    def has_slopes(self) -> bool:
-        """Whether the slope of any penalized logit is another than 1."""
+    def scales_gradients(self) -> bool:
+        """Whether the derivative of any penalized logit is another than 1."""
         ...
 
-    def at(self, rows: slice) -> "Penalties":
-        """Of some of these tokens."""
+    def at(self, rows: slice) -> "TilePenalties":
+        """Penalties of some of these tokens."""
+        ...
+
+    def parts(self, num_rows: int, first_word: int, num_words: int) -> list[slice]:
+        """Rows of a tile, of words from ``first_word`` on, that are penalized at once, lest that take much memory."""
         ...
 
     def apply(self, logits_SV: torch.Tensor, first_word: int, temperature: float) -> None:
-        """Penalize a tile's logits over ``temperature``, of words from ``first_word`` on, in place."""
+        """Penalize a part's logits over ``temperature``, of words from ``first_word`` on, in place."""
         ...
 
-    def slopes(self, logits_SV: torch.Tensor, first_word: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places [E] in a tile of penalized logits, and the slope of each."""
+    def derivatives(
+        self, logits_SV: torch.Tensor, first_word: int, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places [E] of penalized logits in a part, and the derivative of each by what it was before."""
         ...
 
 
@@ -100,7 +106,7 @@ def linear_logprob(  # noqa: PLR0913  (a head's settings, most of which most hea
     tile_words: int | None = None,
     expected_grad: ExpectedGrad | None = None,
     mask_SB: torch.Tensor | None = None,
-    penalties: Penalties | None = None,
+    penalties: TilePenalties | None = None,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of its distribution, [S] each; both may be differentiated.
@@ -125,7 +131,8 @@ def linear_logprob(  # noqa: PLR0913  (a head's settings, most of which most hea
     possible where the loss is a sum over tokens. It saves the reference a product of four and is never trusted: if the
     backward is handed anything else than what was expected, to the bit, it computes the gradients anew.
 
-    Memory beyond inputs and gradients: the reference holds two tiles (16 MiB each) and a block of the weight in fp32.
+    Memory beyond inputs and gradients: the reference holds two tiles (16 MiB each) and a block of the weight in fp32,
+    and what penalties take for a part of a tile (models/layers/penalties.py: 8 MiB).
     With an expected gradient it holds a chunk of logits (64 MiB or 256 tokens'), a tile and, of a weight in 16 bits, a
     copy and the gradient in fp32; where a CPU multiplies bf16, instead of that gradient those of all logits in bf16, as
     long as they take no more than 256 MiB. Triton, which expects nothing, holds a tile (384 MiB in bf16) and the hidden
@@ -159,7 +166,7 @@ class _LinearLogprob(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         target_S: torch.Tensor,
         mask_SB: torch.Tensor | None,
-        penalties: Penalties | None,
+        penalties: TilePenalties | None,
         head: _Head,
         expected_grad: ExpectedGrad | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -249,7 +256,7 @@ def _forward_and_expected_backward(
     bias_V: torch.Tensor | None,
     local_S: torch.Tensor,
     mask_SB: torch.Tensor | None,
-    penalties: Penalties | None,
+    penalties: TilePenalties | None,
     head: _Head,
     needed: _Needed,
     expected_grad: ExpectedGrad,
@@ -307,7 +314,7 @@ class _Tokens:
     hidden_SD: torch.Tensor
     local_S: torch.Tensor
     mask_SB: torch.Tensor | None
-    penalties: Penalties | None
+    penalties: TilePenalties | None
     first_word: int
     """Of the block, among all ranks' words."""
     log_total_S: torch.Tensor
@@ -457,7 +464,7 @@ def _reference_statistics(
     bias_V: torch.Tensor | None,
     local_S: torch.Tensor,
     mask_SB: torch.Tensor | None,
-    penalties: Penalties | None,
+    penalties: TilePenalties | None,
     head: _Head,
     kept: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -477,7 +484,7 @@ def _reference_statistics(
             tile_SV = _tile(logits, *shape, start=0 if kept is None else words.start * shape[0])
             logits_SV = _reference_logits(hidden_SD[rows].to(dtype), block_VD, block_V, head, tile_SV)
             if penalties is not None:
-                penalties.at(rows).apply(logits_SV, head.first_word + words.start, head.temperature)
+                _penalize(logits_SV, penalties.at(rows), head.first_word + words.start, head.temperature)
             if mask_SB is not None:
                 _leave_out(logits_SV, mask_SB[rows], head.first_word + words.start)
             new_max_S = torch.maximum(max_S[rows], logits_SV.amax(-1))
@@ -490,6 +497,12 @@ def _reference_statistics(
             sums_3S[0, rows] += exp_SV.sum(-1)
             sums_3S[1, rows] += exp_SV.mul_(logits_SV).sum(-1)
     return max_S, sums_3S
+
+
+def _penalize(logits_SV: torch.Tensor, penalties: TilePenalties, first_word: int, temperature: float) -> None:
+    """Penalize a tile's logits over ``temperature``, of words from ``first_word`` on, in place."""
+    for rows in penalties.parts(len(logits_SV), first_word, logits_SV.shape[1]):
+        penalties.at(rows).apply(logits_SV[rows], first_word, temperature)
 
 
 def _leave_out(logits_SV: torch.Tensor, mask_SB: torch.Tensor, first_word: int) -> None:
@@ -520,14 +533,26 @@ def _reference_gradient_tile(
     tile_SV = _tile(memory, len(tokens.hidden_SD), len(block_VD))
     logits_SV = _reference_logits(tokens.hidden_SD, block_VD, block_V, head, tile_SV)
     if tokens.penalties is not None:
-        tokens.penalties.apply(logits_SV, tokens.first_word, head.temperature)
+        _penalize(logits_SV, tokens.penalties, tokens.first_word, head.temperature)
     if tokens.mask_SB is not None:
         _leave_out(logits_SV, tokens.mask_SB, tokens.first_word)
     return _reference_gradient(tokens, logits_SV, head)
 
 
 def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> torch.Tensor:
-    """Logits become the gradient of their products, in place.
+    """Logits become the gradient of their products, in place."""
+    if (penalties := tokens.penalties) is None or not penalties.scales_gradients:
+        return _part_gradient(tokens, grad_SV, head)
+    for rows in penalties.parts(len(grad_SV), tokens.first_word, grad_SV.shape[1]):
+        part_SV = grad_SV[rows]
+        places_E, derivative_E = penalties.at(rows).derivatives(part_SV, tokens.first_word, head.temperature)
+        _part_gradient(tokens.at(rows, slice(0, None), tokens.hidden_SD.dtype), part_SV, head)
+        part_SV.view(-1)[places_E] *= derivative_E
+    return grad_SV
+
+
+def _part_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> torch.Tensor:
+    """Logits become the gradient of what they were before penalties, as if these were constants, in place.
 
     That of a logit is g [target] - p (g + e (log p + entropy)), g and e being those of log-probability and entropy.
     """
@@ -535,9 +560,6 @@ def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> 
     if head.soft_cap is not None:
         capped_SV = grad_SV.clamp(min=-head.soft_cap / head.temperature)  # that of a word left out is below the cap
         slope_SV = 1 - capped_SV.mul_(head.temperature / head.soft_cap).square_()
-    penalized = None
-    if tokens.penalties is not None and tokens.penalties.has_slopes:
-        penalized = tokens.penalties.slopes(grad_SV, tokens.first_word, head.temperature)
     grad_SV -= tokens.log_total_S[:, None]
     scale_S = tokens.grad_logprob_S / head.temperature
     if tokens.grad_entropy_S is None:
@@ -549,9 +571,6 @@ def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> 
         grad_SV.exp_().mul_(factor_SV)
     here_S, index_S = _in_block(tokens.local_S, grad_SV.shape[1])
     grad_SV.scatter_add_(1, index_S[:, None], torch.where(here_S, scale_S, 0)[:, None])
-    if penalized is not None:
-        places_E, slope_E = penalized
-        grad_SV.view(-1)[places_E] *= slope_E
     return grad_SV if slope_SV is None else grad_SV.mul_(slope_SV)
 
 
@@ -564,7 +583,7 @@ def _triton_statistics(
     bias_V: torch.Tensor | None,
     local_S: torch.Tensor,
     mask_SB: torch.Tensor | None,
-    penalties: Penalties | None,
+    penalties: TilePenalties | None,
     head: _Head,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference's; programs share a token's words out among ``splits`` and their parts are joined here."""

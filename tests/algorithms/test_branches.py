@@ -20,6 +20,7 @@ from titan_rl.config.sections.schema import AlgorithmConfig, Config, RolloutConf
 from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Row, Sample, Turn
+from titan_rl.models.layers.penalties import penalized_tokens
 from titan_rl.records.metrics import sampling_metrics
 from titan_rl.trainer.objective.objective import loss_and_sums
 from titan_rl.trainer.objective.preparation import with_advantages
@@ -337,10 +338,10 @@ def test_each_branch_is_penalized_for_its_own_words(row_tokens, share_prefix):
     rows = batch_of(ALGORITHMS["grpo"](), group=Group("p", rollouts), row_tokens=row_tokens, share_prefix=share_prefix)
     found = {}
     for row in rows:
-        for (_, sample, _), (_, branch), penalized in zip(row.owners, row.rollouts, row.penalized, strict=True):
+        for (_, sample, _), (_, branch), penalized in zip(row.owners, row.rollouts, penalized_tokens(row), strict=True):
             found[sample, branch] = penalized
     assert found[0, 2].start_S.tolist() == [2, 3, 3] and found[0, 2].place_S.tolist() == [2, 3, 4]
     for rollout in rollouts:
         for branch, (start, stop) in enumerate(rollout.spans):
-            assert np.array_equal(found[rollout.sample, branch].tokens, rollout.tokens[start:stop])
+            assert np.array_equal(found[rollout.sample, branch].tokens_T, rollout.tokens[start : stop - 1])
     assert all(penalized.start_S[0] == 2 for penalized in found.values())

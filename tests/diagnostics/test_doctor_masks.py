@@ -19,6 +19,7 @@ from titan_rl.data.text.thinking import ThinkingTags
 from titan_rl.data.types import Decoding, Group, Layout, Provenance, Rollout, Turn
 from titan_rl.diagnostics.doctor.checks.tokens import check_marks, check_mask, check_penalties, check_starts
 from titan_rl.diagnostics.doctor.findings import CheckFailed
+from titan_rl.models.layers.penalties import penalized_tokens
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules[set_on.__module__])
@@ -131,8 +132,8 @@ def test_penalties_count_from_the_answer_that_a_token_is_in():
     [batch] = step_batches(groups, GRPO(), Config(), Layout(1, 64))
     check_starts(groups, batch)
     [row] = batch.rows[0]
-    assert [tokens.start_S.tolist() for tokens in row.penalized] == [[1, 1, 4, 4, 4], [2, 2]] * 2
-    early = replace(row.penalized[0], start_S=row.penalized[0].start_S * 0 + 1)
+    assert [tokens.start_S.tolist() for tokens in penalized_tokens(row)] == [[1, 1, 4, 4, 4], [2, 2]] * 2
+    early = replace(row.penalized[0], starts=(1,))
     wrong = replace(batch, rows=[[replace(row, penalized=[early, *row.penalized[1:]])]])
     with pytest.raises(CheckFailed, match="elsewhere") as caught:
         check_starts(groups, wrong)

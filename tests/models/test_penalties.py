@@ -1,17 +1,21 @@
 """Penalties on packed rows: what vLLM's formula gives each token by itself, forward and backward, in any tiles."""
 
+import pickle
+import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from batches import WORDS, batch_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from titan_rl.data.batches.packing import dummy_row
-from titan_rl.data.storage.decoding import PenalizedTokens, Penalties
-from titan_rl.data.types import Row
+from titan_rl.data.batches.packing import pack, token_weights
+from titan_rl.data.storage.decoding import Penalties
+from titan_rl.data.types import Row, Sample
 from titan_rl.kernels.linear_logprob import linear_logprob
-from titan_rl.models.layers.penalties import logit_penalties
+from titan_rl.models.layers import penalties as penalties_module
+from titan_rl.models.layers.penalties import MOST_ENTRIES, PenalizedTokens, logit_penalties, penalized_tokens
 from titan_rl.trainer.objective.nonfinite import only, units
 
 PENALTIES = {
@@ -30,7 +34,7 @@ def penalized(logits_V: torch.Tensor, sample: PenalizedTokens, number: int) -> t
     start, place, penalties = sample.start_S[number], sample.place_S[number], sample.penalties
     in_prompt_V, count_V = (
         torch.bincount(torch.from_numpy(part).long(), minlength=WORDS)
-        for part in (sample.tokens[:start], sample.tokens[start:place])
+        for part in (sample.tokens_T[:start], sample.tokens_T[start:place])
     )
     repeated_V = torch.where(logits_V > 0, logits_V / penalties.repetition, logits_V * penalties.repetition)
     logits_V = torch.where((in_prompt_V > 0) | (count_V > 0), repeated_V, logits_V)
@@ -39,7 +43,7 @@ def penalized(logits_V: torch.Tensor, sample: PenalizedTokens, number: int) -> t
 
 def in_full(row: Row, hidden_SD, weight_VD, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     logits_SV, offsets = list(hidden_SD @ weight_VD.T), row.branch_offsets
-    for sample, begin in zip(row.penalized, offsets, strict=False):
+    for sample, begin in zip(penalized_tokens(row), offsets, strict=False):
         for number in range(0 if sample is None else len(sample.place_S)):
             logits_SV[begin + number] = penalized(logits_SV[begin + number], sample, number)
     scaled_SV = torch.stack(logits_SV) / temperature
@@ -134,14 +138,84 @@ def test_a_row_without_penalties_has_none():
 
 
 def test_a_token_before_every_answer_is_an_error():
-    with pytest.raises(ValueError, match="no answer begins before it"):
-        PenalizedTokens.of(Penalties(1.2), np.arange(4), np.array([1, 2]), (2,))
+    sample = Sample(np.arange(4), np.array([0, 1, 1, 1]), np.zeros(4), 0.0, penalties=Penalties(1.2), starts=(2,))
+    with pytest.raises(ValueError, match="token 1 was sampled with penalties, and no answer begins before it"):
+        packed([sample])
+
+
+def packed(samples: list[Sample]) -> Row:
+    settings = dict(num_ranks=1, row_tokens=20_000, share_prefix=True)
+    [[row]] = pack([samples], **settings, weigh=lambda samples: token_weights(samples, "token", 1)).rows
+    return row
+
+
+def answers_to(prompt: np.ndarray, num_answers: int, length: int, penalties: Penalties | None) -> list[Sample]:
+    draw, num_words = np.random.default_rng(0), int(prompt.max()) + 1
+    kinds = np.repeat([0, 1], [len(prompt), length]).astype(np.int8)
+    columns = dict(penalties=penalties, starts=(len(prompt),) if penalties else ())
+    answers = (draw.integers(0, num_words, length) for _ in range(num_answers))
+    tokens = [np.concatenate([prompt, answer]).astype(np.int32) for answer in answers]
+    zeros = np.zeros(len(kinds), np.float32)
+    return [Sample(each, kinds, zeros, 0.0, "a", number, **columns) for number, each in enumerate(tokens)]
 
 
 def test_memory_is_that_of_the_context():
     """What is kept of a long answer grows with its words, not with words times tokens."""
-    tokens = np.random.default_rng(0).integers(0, 50_000, 4000)
-    sample = PenalizedTokens.of(Penalties(1.2), tokens, np.arange(1000, 4000), (1000,))
-    row = replace(dummy_row(), penalized=[sample], owners=[("a", 0, 3000)])
+    row = packed(answers_to(np.arange(1000), 1, 3000, Penalties(1.2)))
     columns = vars(logit_penalties(row, torch.device("cpu"))).values()
-    assert 0 < sum(column.numel() for column in columns if isinstance(column, torch.Tensor)) < 9 * len(tokens)
+    assert 0 < sum(column.numel() for column in columns if isinstance(column, torch.Tensor)) < 9 * 4000
+
+
+def test_a_row_travels_without_its_tokens_once_more():
+    plain, penalized = (packed(answers_to(np.arange(1000), 8, 100, each)) for each in (None, Penalties(1.2)))
+    assert len(pickle.dumps(penalized)) - len(pickle.dumps(plain)) < 2000
+
+
+class Peak(TorchDispatchMode):
+    """Most bytes of tensors that operations made and that lived at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self.alive: set[int] = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
+        found = function(*arguments, **(settings or {}))
+        for each in found if isinstance(found, tuple | list) else [found]:
+            if isinstance(each, torch.Tensor) and (storage := each.untyped_storage())._cdata not in self.alive:
+                self.alive.add(storage._cdata)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+        self.most = max(self.most, self.now)
+        return found
+
+    def _forget(self, storage: int, size: int) -> None:
+        self.alive.discard(storage)
+        self.now -= size
+
+
+def peak_of(penalties: Penalties | None) -> int:
+    num_words = 1024
+    row = packed(answers_to(np.arange(num_words), 1, 2048, penalties))
+    hidden_SD, weight_VD = (torch.randn(size, 4, requires_grad=True) for size in (len(row.target_S), num_words))
+    settings = {"penalties": logit_penalties(row, torch.device("cpu"))}
+    with Peak() as peak:
+        logprob_S, _ = linear_logprob(hidden_SD, weight_VD, torch.from_numpy(row.target_S), **settings)
+        logprob_S.sum().backward()
+    return peak.most
+
+
+def test_a_full_tile_is_penalized_in_parts(monkeypatch):
+    """Each of 2,048 tokens has each of 1,024 words before it: two million penalized logits."""
+    plain, mebibyte = peak_of(None), 2**20
+    assert peak_of(Penalties(1.1, 0.1, 0.1)) - plain < 16 * mebibyte
+    monkeypatch.setattr(penalties_module, "MOST_ENTRIES", 2**21)
+    assert peak_of(Penalties(1.1, 0.1, 0.1)) - plain > 100 * mebibyte, "it could not be seen"
+
+
+def test_parts_are_as_many_as_needed():
+    penalties = logit_penalties(packed(answers_to(np.arange(1024), 1, 2048, Penalties(1.1))), torch.device("cpu"))
+    parts = penalties.parts(2048, 0, 1024)
+    assert [part.start for part in parts] == [part.stop for part in ([slice(0)] + parts)[:-1]]
+    assert parts[-1].stop == 2048 and {part.stop - part.start for part in parts} == {MOST_ENTRIES // 1024}
+    assert penalties.parts(100, 0, 1024) == [slice(0, 100)] and penalties.parts(2048, 1024, 1024) == [slice(0, 2048)]

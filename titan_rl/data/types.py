@@ -13,7 +13,7 @@ import numpy as np
 
 from titan_rl.data.fast_pickle import FastPickle
 from titan_rl.data.spans import Span
-from titan_rl.data.storage.decoding import Decoding, PenalizedTokens, Penalties
+from titan_rl.data.storage.decoding import Decoding, PenalizedSample, Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -337,7 +337,7 @@ class Row:
     """Numbers of rollouts of which other rows of the batch hold branches, too."""
     mask: SamplingMask | None = None
     """Of each of the S trained tokens, the ones that it was sampled from; None: from the whole vocabulary."""
-    penalized: list[PenalizedTokens | None] = field(default_factory=list)
+    penalized: list[PenalizedSample | None] = field(default_factory=list)
     """Of each owner, what the penalties of its tokens follow from; None: there are none. Empty: nowhere."""
     found: dict[str, np.ndarray] = field(default_factory=dict)
     """Float32 [S] or [S, K] each: what model roles found of each trained token, by the names of

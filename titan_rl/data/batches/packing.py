@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from titan_rl.data.batches.prefix_tree import Tree, places, prefix_tree, ranges
-from titan_rl.data.storage.decoding import PenalizedTokens
+from titan_rl.data.storage.decoding import PenalizedSample
 from titan_rl.data.storage.sampling_mask import SamplingMask, joined
 from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Row, Sample, Segment, all_zero, is_model, num_model_tokens
 
@@ -166,14 +166,16 @@ class _Trained(NamedTuple):
     target_S: np.ndarray
     logprob_S: np.ndarray
     mask: SamplingMask | None
-    penalized: PenalizedTokens | None
+    penalized: PenalizedSample | None
 
 
-def _penalized(sample: Sample, trained_S: np.ndarray) -> PenalizedTokens | None:
-    """``trained_S``: places of its trained tokens."""
+def _penalized(sample: Sample, trained_S: np.ndarray, in_row: tuple[tuple[int, int], ...]) -> PenalizedSample | None:
+    """``trained_S``: places of its trained tokens. Errors: ValueError for one before the sample's first answer."""
     if sample.penalties is None:
         return None
-    return PenalizedTokens.of(sample.penalties, sample.tokens, trained_S, sample.starts)
+    if len(trained_S) and not any(start <= trained_S[0] for start in sample.starts):
+        raise ValueError(f"token {trained_S[0]} was sampled with penalties, and no answer begins before it")
+    return PenalizedSample(sample.penalties, in_row, sample.starts)
 
 
 class _RowBuilder:
@@ -200,12 +202,13 @@ class _RowBuilder:
     def add(self, unit: Unit) -> None:
         starts = self._lay(unit)
         for sample, share, last in zip(unit.samples, unit.shares, unit.tree.last, strict=True):
-            place_T = places(ranges(unit.tree, starts, last))  # of each of the sample's tokens but its last
+            in_row = ranges(unit.tree, starts, last)
+            place_T = places(in_row)  # of each of the sample's tokens but its last
             trained_S = np.flatnonzero(is_model(sample.provenance))
             assert not len(trained_S) or trained_S[0] > 0, "the model wrote a first token with nothing before it"
             columns = place_T[trained_S - 1], sample.tokens[trained_S], sample.logprobs[trained_S]
             mask = sample.mask and sample.mask.take(trained_S)
-            self.trained.append(_Trained(sample, share, *columns, mask, _penalized(sample, trained_S)))
+            self.trained.append(_Trained(sample, share, *columns, mask, _penalized(sample, trained_S, in_row)))
 
     def _in_rollouts(self) -> list[_Trained]:
         """Those of one rollout together, in the order in which the rollouts began."""

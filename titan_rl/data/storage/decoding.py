@@ -1,16 +1,11 @@
-"""Decoding settings of an engine, and what a packed row knows of the words before each penalized token.
+"""Decoding settings of an engine, and where a packed row has the words before each penalized token.
 
 With penalties vLLM changes logits by the words of a request's prompt and of its answer so far. Both are tokens of the
-sample itself, so its tokens, and where its answers begin, are all that the trainer needs to compute the same logits;
-see models/layers/penalties.py.
-
-Dimensions: T tokens of a sample, S its trained tokens.
+row itself, so where they lie, and where answers begin, is all that the trainer needs to compute the same logits; see
+models/layers/penalties.py.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,11 @@ class Decoding:
     stop: tuple[str, ...] = ()
     """Texts after which an answer ends; they are its last part."""
     repetition_penalty: float = 1.0
-    """Penalties follow what was written before, which the trainer has, too."""
+    """Of words in prompt or answer: logits above 0 are divided by it, others multiplied."""
     presence_penalty: float = 0.0
+    """Subtracted from the logits of words in the answer."""
     frequency_penalty: float = 0.0
+    """Subtracted from them as often as the answer has the word."""
     thinking_budget: int = 0
     """Most tokens of a section of thinking, which is closed then; 0: no limit."""
 
@@ -61,21 +58,11 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class PenalizedTokens:
-    """Trained tokens of one sample, each drawn from logits that were penalized for what came before it."""
+class PenalizedSample:
+    """Sample of a packed row whose trained tokens were drawn from penalized logits."""
 
     penalties: Penalties
-    tokens: np.ndarray
-    """int32 [T]: all of the sample."""
-    place_S: np.ndarray
-    """int64 [S], ascending: place of each trained token in the sample."""
-    start_S: np.ndarray
-    """int64 [S]: place where the answer begins that it is in; all before that was the request's prompt."""
-
-    @classmethod
-    def of(cls, penalties: Penalties, tokens: np.ndarray, places: np.ndarray, starts: Sequence[int]):
-        """``starts``: of the sample's answers, ascending. Errors: ValueError for a trained token before the first."""
-        if len(places) and (not len(starts) or places[0] < starts[0]):
-            raise ValueError(f"token {places[0]} was sampled with penalties, and no answer begins before it")
-        start_S = np.asarray(starts, np.int64)[np.searchsorted(starts, places, side="right") - 1]
-        return cls(penalties, tokens, places.astype(np.int64), start_S)
+    ranges: tuple[tuple[int, int], ...]
+    """(start, length) of its tokens in the row, of all but its last, in order."""
+    starts: tuple[int, ...]
+    """Places in the sample where its answers begin, ascending: all before that was the request's prompt."""

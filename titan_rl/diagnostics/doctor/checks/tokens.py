@@ -7,7 +7,7 @@ import pandas as pd
 
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.controller.preflight.checks import tokenizer_of
-from titan_rl.data.storage.decoding import PenalizedTokens, Penalties
+from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.text.thinking import ThinkingTags, forced_tokens, thinking_tags
 from titan_rl.data.types import Batch, Decoding, Group, Provenance, Rollout, is_model
 from titan_rl.diagnostics.doctor import actor_queries as probes
@@ -17,6 +17,7 @@ from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.probes.agreement import compare
 from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.environments.rollout.group import encode_prompt
+from titan_rl.models.layers.penalties import PenalizedTokens, penalized_tokens
 
 _END_SEEDS, _END_TOKENS = 48, 64
 _SHOWN = 60
@@ -176,9 +177,9 @@ def check_starts(groups: list[Group], batch: Batch) -> None:
     Errors: CheckFailed."""
     rollouts = {(r.prompt_id, r.sample): r for group in groups for r in group.rollouts}
     for row in (row for rows in batch.rows for row in rows):
-        for owner, (_, branch), tokens in zip(row.owners, row.rollouts, row.penalized, strict=bool(row.penalized)):
+        for number, tokens in enumerate(penalized_tokens(row)):
             if tokens is not None:
-                _check_starts(rollouts[owner[:2]], branch, tokens)
+                _check_starts(rollouts[row.owners[number][:2]], row.rollouts[number][1], tokens)
 
 
 def _check_starts(rollout: Rollout, branch: int, tokens: PenalizedTokens) -> None:
