@@ -8,7 +8,7 @@ from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.text.thinking import ThinkingTags
 from titan_rl.data.types import Decoding, Group, Turn
-from titan_rl.records.metrics import mask_metrics, thinking_metrics
+from titan_rl.records.metrics import mask_metrics, sampling_metrics, thinking_metrics
 from titan_rl.records.steps.rollouts import Limits, RolloutsError, read_rollouts, write_rollouts
 
 GROUPS = [
@@ -98,7 +98,10 @@ def test_a_forced_closing_belongs_to_a_budget(tmp_path):
     assert len(read_rollouts(tmp_path, 1, Limits(99, 64, Decoding(thinking_budget=1), ThinkingTags(6, 2)))) == 1
     with pytest.raises(RolloutsError, match="a sample 1 has a closing of thinking that was forced, and rollout.think"):
         read_rollouts(tmp_path, 1, Limits(99, 64, Decoding()))
-    assert thinking_metrics([rollout, rollout_of("a", 0)]) == {"thinking_closed": 0.5}
+    plain = rollout_of("a", 0)
+    assert thinking_metrics([rollout, plain]) == {"thinking_closed": 0.5}
+    assert sampling_metrics([Group("a", [plain])], 0, thinking_budget=8)["thinking_closed"] == 0.0
+    assert "thinking_closed" not in sampling_metrics([Group("a", [plain])], 0)
 
 
 @pytest.mark.parametrize(

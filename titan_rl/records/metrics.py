@@ -19,8 +19,8 @@ UPDATE_LEFT_OUT = "update_left_out"
 """Of a step on data that counts as done although bad numbers kept its update from being applied."""
 
 
-def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
-    """Metrics of a step's sampled groups, independent of what was trained."""
+def sampling_metrics(groups: list[Group], version: int, thinking_budget: int = 0) -> dict[str, float]:
+    """Metrics of a step's sampled groups, independent of what was trained. ``thinking_budget``: the run's, 0: none."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = _scored(rollouts)
     lags = [version - int(r.versions[is_model(r.provenance)].min()) for r in scored if r.num_model_tokens]
@@ -36,7 +36,7 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
         **task_metrics(groups),
         **seat_metrics(scored),
         **mask_metrics(rollouts),
-        **thinking_metrics(rollouts),
+        **(thinking_metrics(rollouts) if thinking_budget else {}),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
         "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),
         "staleness_mean": float(np.mean(lags)),
@@ -55,9 +55,8 @@ def mask_metrics(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def thinking_metrics(rollouts: list[Rollout]) -> dict[str, float]:
-    """Share of rollouts whose thinking the budget closed; empty where it closed none."""
-    share = float(np.mean([(rollout.provenance == Provenance.FORCED).any() for rollout in rollouts]))
-    return {"thinking_closed": share} if share else {}
+    """Share of rollouts whose thinking a budget closed."""
+    return {"thinking_closed": float(np.mean([(r.provenance == Provenance.FORCED).any() for r in rollouts]))}
 
 
 def _scored(rollouts: Iterable[Rollout]) -> list[Rollout]:

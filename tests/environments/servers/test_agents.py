@@ -16,7 +16,7 @@ from titan_rl.algorithms.batches.batching import comparable_rollouts, discard_re
 from titan_rl.algorithms.policy_gradient.grpo import GRPO
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
-from titan_rl.data.types import Layout, Prompt, Provenance, Sampling
+from titan_rl.data.types import Decoding, Layout, Prompt, Provenance, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.interfaces.agent import Outcome
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
@@ -267,7 +267,10 @@ def test_calls_are_read_and_their_results_go_on():
         (dict(stop=["\n"]), "stop"),
         (dict(tool_choice="required"), "tool_choice"),
         (dict(logit_bias={"5": 100}), "logit_bias"),
-        (dict(extra_body=dict(thinking_token_budget=8)), "thinking_token_budget = 8"),
+        (dict(extra_body=dict(thinking_token_budget=8)), "thinking_token_budget = 8: the run samples without one"),
+        (dict(extra_body=dict(thinking_token_budget=0)), "thinking_token_budget = 0: the run samples without one"),
+        (dict(presence_penalty=0.5), "presence_penalty = 0.5: the run samples with 0"),
+        (dict(extra_body=dict(repetition_penalty="1")), "repetition_penalty = '1': the run samples with 1"),
         (dict(response_format=dict(type="json_object")), "response_format"),
         (dict(max_tokens=0), "max_tokens"),
         (dict(messages=[]), "messages"),
@@ -287,6 +290,25 @@ def test_what_would_change_what_the_model_can_say_is_refused(settings, told):
 
     [rollout] = drive(asks)[0].rollouts
     assert told in seen[0] and rollout.status == "ok" and len(rollout.turns) == 1
+
+
+def test_penalties_and_a_budget_are_taken_if_they_are_the_runs_own():
+    decoding, refused = Decoding(presence_penalty=0.5, thinking_budget=8), []
+
+    async def asks(client):
+        extra = dict(thinking_token_budget=8, repetition_penalty=1)
+        await chat(client, ASKED, presence_penalty=0.5, frequency_penalty=0, extra_body=extra)
+        for other in (dict(presence_penalty=0), dict(extra_body=dict(thinking_token_budget=9))):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await chat(client, ASKED, **other)
+            refused.append(caught.value.body["message"])
+
+    [rollout] = drive(asks, decoding=decoding)[0].rollouts
+    assert len(rollout.turns) == 1
+    assert refused == [
+        "presence_penalty = 0: the run samples with 0.5; leave it out",
+        "thinking_token_budget = 9: the run samples with 8; leave it out",
+    ]
 
 
 def test_a_key_is_of_one_episode_and_ends_with_it():

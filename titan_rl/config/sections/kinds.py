@@ -16,6 +16,7 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
 """vLLM's limits: it samples at 0.01 whatever is asked below that, and refuses more than 2."""
 Temperature = Annotated[float, Field(ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE)]
 Repetition = Annotated[float, Field(ge=0.01, le=100)]
+"""A repetition penalty. vLLM takes any above 0; beyond these limits logits are no numbers that anybody means."""
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 """vLLM's limits of the presence and frequency penalties."""
 LearningRate = Annotated[float, Field(gt=0, le=1e6)]

@@ -116,7 +116,8 @@ class Reporter:
         prompt_tokens = sum(engine.num_prompt_tokens for engine in statistics)
         cached = sum(engine.num_cached_tokens for engine in statistics)
         trained = sum(batch.num_tokens for batch in report.batches)
-        record = {"step": report.step, **sampling_metrics(sampled, report.step - 1)}
+        budget = self.config.rollout.thinking_budget
+        record = {"step": report.step, **sampling_metrics(sampled, report.step - 1, budget)}
         record |= self._filter_metrics(report.collected) | shaping_metrics(groups, self.config)
         record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
         record |= bytes_between_hosts(statistics)

@@ -107,7 +107,8 @@ class Recovery(RecoveryBase):
         steps = [answer for answer in results if isinstance(answer, StepMetrics)]
         again = trained_metrics(mean_metrics(steps)) if steps else {}
         if recorded is None:  # the run ended before it was told
-            self.metrics.write({"step": step, **sampling_metrics(groups, step - 1), **again})
+            budget = self.config.rollout.thinking_budget
+            self.metrics.write({"step": step, **sampling_metrics(groups, step - 1, budget), **again})
             recorded = again
         new, old = ({name: numbers.get(name) for name in ("loss", "grad_norm")} for numbers in (again, recorded))
         self.record_event("redone", step=step, loss=new["loss"], recorded_loss=old["loss"], same=new == old)

@@ -13,7 +13,7 @@ from titan_rl.data.text.tokenizer import decoded
 from titan_rl.data.types import Completion, Request, Status
 from titan_rl.environments.agents.branches import Branches, Continuation
 from titan_rl.environments.agents.endpoint import Endpoint
-from titan_rl.environments.agents.openai_requests import ModelRequest, Refused, response_message
+from titan_rl.environments.agents.openai_requests import ModelRequest, Refused, check_decoding, response_message
 from titan_rl.environments.agents.openai_responses import ModelResponse
 from titan_rl.environments.conversation.episode import Episode
 from titan_rl.environments.conversation.player import Player
@@ -122,6 +122,7 @@ class _EpisodeRequests:
         """Sample an answer to an agent's request. Errors: Refused."""
         if self.seats and request.session not in self.seats:
             raise Refused(f"X-Session-ID = {request.session!r:.50}: give a seat: one of {', '.join(self.seats)}")
+        check_decoding(request, self.player.sampling.decoding)
         to = self.branches.find_continuation(request)
         prompt = to.prompt
         self._check_room(len(prompt))

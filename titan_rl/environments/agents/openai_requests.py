@@ -1,7 +1,8 @@
 """Requests of agents: OpenAI's two forms, parsed into one.
 
 How tokens are drawn is the run's own (its temperature, a seed by name), since the trainer must know it: temperature,
-top_p, top_k, seed and the like are passed over. What would change which words the model can choose is refused.
+top_p, top_k, seed and the like are passed over. What would change which words the model can choose is refused;
+penalties and a budget for thinking are taken if they are the run's own.
 """
 
 import json
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from titan_rl.data.types import REASONING
+from titan_rl.data.types import REASONING, Decoding
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls
 from titan_rl.environments.conversation.untrusted_json import read_json
 
@@ -58,6 +59,8 @@ class ModelRequest:
     wants_logprobs: bool = False
     wants_tokens: bool = False
     wants_stream: bool = False
+    decoding: tuple[tuple[str, Any], ...] = ()
+    """Settings that the run has, too, as the agent wants them."""
     session: str = ""
     """Name of the seat, where several play in one episode."""
 
@@ -76,10 +79,6 @@ _REFUSED = {
     "stop": (None, [], ""),
     "stop_token_ids": (None, []),
     "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "thinking_token_budget": (None,),
     "response_format": (None, {"type": "text"}),
     "structured_outputs": (None,),
     "echo": (None, False),
@@ -92,6 +91,9 @@ _REFUSED = {
     "continue_final_message": (None, False),
 }
 """Settings that are taken with these values alone."""
+_OF_RUN = {name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")}
+_OF_RUN |= {"thinking_token_budget": "thinking_budget"}
+"""Settings that are taken with the run's own values alone, by their names in ``Decoding``."""
 _ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -128,12 +130,23 @@ def _check(body: Mapping[str, Any]) -> None:
             raise Refused(f"{name} = {body[name]!r:.100}: a run samples from the whole of its policy; leave it out")
 
 
+def check_decoding(request: ModelRequest, decoding: Decoding) -> None:
+    """Check of a request's settings against the run's. Errors: Refused."""
+    for name, value in request.decoding:
+        own = getattr(decoding, _OF_RUN[name])
+        is_limit = name == "thinking_token_budget"
+        if value != own or (is_limit and not own):  # vLLM's 0 is no thinking, a run's 0 no limit
+            how = "without one" if is_limit and not own else f"with {own:g}"
+            raise Refused(f"{name} = {value!r:.100}: the run samples {how}; leave it out")
+
+
 def _options(body: Mapping[str, Any]) -> dict[str, Any]:
     limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
     if any(type(limit) is not int or limit < 1 for limit in limits):
         raise Refused("max_tokens: give a number of 1 or more")
     return dict(
         max_new_tokens=limits[0] if limits else None,
+        decoding=tuple((name, body[name]) for name in _OF_RUN if body.get(name) is not None),
         wants_tokens=body.get("return_token_ids") is True,
         wants_stream=body.get("stream") is True,
     )
