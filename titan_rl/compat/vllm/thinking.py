@@ -2,7 +2,8 @@
 
 Model Runner V2, which vLLM has for GPUs, closes a section by what a request's tokens say. The older runner, which runs
 on CPUs, keeps a state that closes some sections early (0.32: where another one came before); it is replaced by the same
-rule. So which tokens were forced follows from the tokens alone (data/text/thinking.py).
+rule. So which tokens were forced follows from the tokens alone (data/text/thinking.py). The GPU's kernel was run in
+Triton's interpreter (tests/compat/test_vllm_gpu_thinking.py), and not on a GPU.
 """
 
 from collections.abc import Sequence
