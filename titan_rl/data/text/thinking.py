@@ -4,12 +4,11 @@ vLLM makes a model write the end tag once a section has as many tokens as its re
 sampled; which ones they are follows from the tokens, so whoever reads a record finds them again, and believes no mark.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.tokenizer import Tokenizer, decoded
 from titan_rl.data.types import Rollout
 
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
@@ -24,14 +23,16 @@ class ThinkingTags(NamedTuple):
 
 def thinking_tags(tokenizer: Tokenizer) -> ThinkingTags | None:
     """Tags of a model's thinking; None if its tokenizer has no token for each."""
-    ids = (tokenizer.convert_tokens_to_ids([*pair]) for pair in _TAGS)
-    known = (found for pair, found in zip(_TAGS, ids, strict=True) if _are_tokens(tokenizer, pair, found))
-    return next((ThinkingTags(*found) for found in known), None)
+    pairs = ((_id_of(tokenizer, start), _id_of(tokenizer, end)) for start, end in _TAGS)
+    return next((ThinkingTags(start, end) for start, end in pairs if start is not None and end is not None), None)
 
 
-def _are_tokens(tokenizer: Tokenizer, words: Sequence[str], ids: list[int]) -> bool:
-    """Whether these are the words' own ids, and none is the unknown token's."""
-    return None not in ids and tokenizer.convert_ids_to_tokens(ids) == [*words]
+def _id_of(tokenizer: Tokenizer, word: str) -> int | None:
+    """Id of the token that is this word; None if there is none."""
+    found = tokenizer.convert_tokens_to_ids(word)
+    if not isinstance(found, int) or tokenizer.convert_ids_to_tokens(found) != word:  # it is the unknown token's
+        return None
+    return found
 
 
 def forced_closings(prompt: np.ndarray, answer: np.ndarray, tags: ThinkingTags, budget: int) -> np.ndarray:
@@ -78,4 +79,4 @@ def open_tokens(prompt: np.ndarray, tags: ThinkingTags) -> int | None:
 def ends_closed(prompt: np.ndarray, tags: ThinkingTags, tokenizer: Tokenizer) -> bool:
     """Whether a prompt ends with a closed section, white space aside: its answer begins without thinking."""
     ends = np.flatnonzero(prompt == tags.end)
-    return bool(len(ends)) and not tokenizer.decode(prompt[ends[-1] + 1 :]).strip()
+    return bool(len(ends)) and not decoded(tokenizer, prompt[ends[-1] + 1 :]).strip()
