@@ -14,7 +14,7 @@ from row_tasks import write
 from running import overrides
 
 from titan_rl import train
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.initial_policy import keep_policy
 from titan_rl.controller.preflight import recorded_config
 from titan_rl.controller.preflight import resume as resuming
@@ -22,10 +22,12 @@ from titan_rl.controller.preflight.checks import resolve, with_dataset
 from titan_rl.controller.preflight.resumed_settings import learning_rates, resumed_settings
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.controller.session import Session
+from titan_rl.data.text.thinking import thinking_tags
 from titan_rl.data.types import StepMetrics
 from titan_rl.diagnostics.replay import replay
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog
@@ -571,3 +573,12 @@ def test_a_session_records_what_it_was_begun_with(tmp_path):
 def test_limits_are_the_models_and_the_rows(tmp_path):
     limits = resuming.limits_of(resolve(made_run.config_of(tmp_path)))
     assert limits.length == 512 and 10 < limits.vocabulary < 1000
+
+
+@pytest.mark.parametrize("budget", [4, 0])
+def test_recorded_marks_of_forced_tokens_are_held_against_the_models_tags(monkeypatch, budget):
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens(["<think>", "</think>"])
+    monkeypatch.setattr(resuming, "tokenizer_of", lambda config: tokenizer)
+    checked = resolve(load_config("grpo_tiny", {"rollout": {"thinking_budget": budget}}))
+    assert resuming.limits_of(checked).tags == (thinking_tags(tokenizer) if budget else None)
