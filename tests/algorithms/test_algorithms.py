@@ -82,6 +82,19 @@ def test_keys_of_an_algorithm_reach_it():
     assert make_algorithm(config.algorithm, []).settings == GRPO.Settings(normalize_std=False, clip_high=0.5)
 
 
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_that_says_so_leaves_advantages_alone(name):
+    """Its rows are not sent through ``refine``, so that it must have nothing to do there."""
+    algorithm, zero_S = ALGORITHMS[name](), torch.zeros(2)
+    if not algorithm.refines:
+        columns = zero_S, zero_S, torch.tensor([0.5, -2.0]), zero_S + 1, zero_S, torch.tensor([0, 2])
+        assert algorithm.refine(LossInputs(*columns)).advantage_S.tolist() == [0.5, -2.0]
+
+
+def test_a_penalty_in_the_reward_refines_advantages():
+    assert GRPO(GRPO.Settings(kl_in="reward", kl_coefficient=0.1)).refines and not GRPO().refines
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

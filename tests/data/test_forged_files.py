@@ -156,7 +156,7 @@ OWN = {
     "diagnostics/web/data/watched_run.py": "looked at first, by check_file",
     "environments/reasoning_gym/constant_answers.py": "a file of the package",
     "environments/scoring/reward_model.py": "a directory that check_reward_model has looked at",
-    "environments/scoring/scoring_workers.py": "/dev/null",
+    "environments/scoring/scoring_process.py": "/dev/null",
     "environments/sandbox/groups.py": "files of the kernel, below /sys/fs/cgroup",
     "environments/sandbox/remote.py": "files of the package",
     "generator/ranks.py": "shared memory of an engine that the process started",
