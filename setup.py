@@ -8,7 +8,7 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).parent
-LOST = [name for name in ("actors", "configs", "kernels") if not (ROOT / "titan_rl" / name).is_dir()]
+LOST = [name for name in ("actors", "configs", "kernels", "recipes") if not (ROOT / "titan_rl" / name).is_dir()]
 
 if LOST:
     raise SystemExit(

@@ -61,6 +61,7 @@ class Verifier(Actor):
             self.endpoint = Endpoint()
             await self.endpoint.start()
         self.tokenizer = await asyncio.to_thread(load_tokenizer, self.model_path, config)
+        await asyncio.to_thread(self._prepare_episodes)
         if self.scorer is not None:
             await self.scorer.close()  # a group that nobody waits for any more may still be about to use it
         timeout, at_once = config.verifier.score_timeout, config.verifier.scoring_workers
@@ -71,6 +72,10 @@ class Verifier(Actor):
     async def _close_task(self) -> None:
         for part in parts_of(self.task) if self.task is not None else ():
             await part.close()
+
+    def _prepare_episodes(self) -> None:
+        for part in parts_of(self.task) if self.task is not None else ():
+            part.prepare_episodes()
 
     async def _start_judge(self) -> None:
         """The reward model, if there is to be one and there is none, in a process of its own."""

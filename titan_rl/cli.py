@@ -140,6 +140,18 @@ def _parser() -> Parser:
     scale.add_argument("run", type=Path, help="run directory")
     scale.add_argument("--generators", type=int, required=True, metavar="N", help="how many from now on")
 
+    recipe = commands.add_parser(
+        "recipe", help="a published experiment: run it, and have a report that compares it with published curves"
+    )
+    recipe.add_argument("action", help="list, run NAME, or report NAME RUN for a run that another command drove")
+    recipe.add_argument("name", nargs="?", help="a recipe, or a folder of your own; --section.key value overrides it")
+    recipe.add_argument("run", nargs="?", type=Path, help="run directory")
+    recipe.add_argument(
+        "--variant", metavar="NAME", help="one of its TOMLs (the first; of a report the one that the run is of)"
+    )
+    recipe.add_argument("--resume", action="store_true", help="go on with the newest run of it, where it was")
+    recipe.add_argument("--json", action="store_true")
+
     bench = commands.add_parser("bench", help="measure; prints one JSON object with --json")
     bench.add_argument("name", help="which bench; `list` prints the names")
     bench.add_argument("--json", action="store_true")
@@ -326,6 +338,12 @@ def _bench(options: argparse.Namespace, overrides: dict) -> int:
     return 0
 
 
+def _recipe(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.recipes.command import recipe
+
+    return recipe(options, overrides)
+
+
 def _tasks(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.environments.reasoning_gym.families import described_families
     from titan_rl.environments.registry import list_tasks
@@ -350,6 +368,7 @@ _COMMANDS = {
     "scale": _scale,
     "host": _host,
     "launch": launch_command.launch,
+    "recipe": _recipe,
     "bench": _bench,
     "tasks": _tasks,
 }

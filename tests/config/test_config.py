@@ -527,3 +527,16 @@ def test_the_resolved_configuration_holds_what_was_left_out():
     table = resolve(load("--algorithm.clip_low=0.1")).as_dict()
     assert table["algorithm"]["clip_low"] == 0.1 and table["algorithm"]["clip_high"] == 0.2
     assert table["training"]["max_norm"] == 1.0 and table["sft"]["steps"] == 0
+
+
+def test_a_table_goes_over_the_file_s_by_its_keys_and_an_empty_one_empties_it(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        "[task]\nname = 'gcd'\n[task.options]\nmax_value = 9\nshots = 2\n[sft]\nsteps = 3\n"
+    )
+
+    def options(**tables) -> dict:
+        return load_config(tmp_path / "run.toml", tables).task.options
+
+    assert options(task={"options": {"shots": 4}}) == {"max_value": 9, "shots": 4}
+    assert options(task={"options": {}}) == {} and options(task={}) == options() != {}
+    assert load_config(tmp_path / "run.toml", parse_overrides(["--task.options", "{}"])).task.options == {}

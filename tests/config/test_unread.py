@@ -320,6 +320,9 @@ def test_a_task_has_one_answer_unless_something_in_it_replies():
         ("gcd", {}, True),
         ("calculator", {}, False),
         ("treasure", {}, False),
+        ("reverse_text", {}, True),
+        ("wordle", {}, False),
+        ("alphabet_sort", {}, False),
         ("mixture", {"gcd": {}, "lcm": {"rewards": {"task": 2}}}, True),
         ("mixture", {"gcd": {}, "calculator": {}}, False),
     ):

@@ -15,7 +15,7 @@ from tree import TREE
 
 from titan_rl import __version__
 
-SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "titan_rl", "actors", "configs", "kernels")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "titan_rl", "actors", "configs", "kernels", "recipes")
 LINKS = sorted(path.name for path in (TREE / "titan_rl").iterdir() if path.is_symlink())
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--isolated")
 
@@ -73,6 +73,7 @@ def test_a_wheel_holds_all_rooms_the_tomls_the_licence_and_no_tests(wheel):
         for path in (TREE / room).glob("*.py")
     }
     ours |= {Path("titan_rl") / path.relative_to(TREE) for path in (TREE / "configs").rglob("*.toml")}
+    ours |= {Path("titan_rl") / path.relative_to(TREE) for path in (TREE / "recipes").glob("*/*")}
     ours |= {path.relative_to(TREE) for path in (TREE / "titan_rl").rglob("devices.toml")}
     assert {str(path) for path in ours} | {"titan_rl/py.typed"} == {
         name for name in held if name.startswith("titan_rl/")

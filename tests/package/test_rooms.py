@@ -248,7 +248,8 @@ def entries(folder: Path) -> list[str]:
 def test_folders_have_at_most_a_dozen_entries():
     """The package itself has one for each room, and tests/ mirrors that, with what belongs to all tests beside."""
     roots = [
-        TREE / name for name in ("titan_rl", "actors", "kernels", "scripts", "tests", "docs", "configs", "examples")
+        TREE / name
+        for name in ("titan_rl", "actors", "kernels", "scripts", "tests", "docs", "configs", "recipes", "examples")
     ]
     below = [path for root in roots for path in root.rglob("*") if path.is_dir() and "__pycache__" not in path.parts]
     folders = {path: MAX_ENTRIES for path in [*roots, *below] if not path.is_symlink()}

@@ -211,11 +211,12 @@ def _json_table(text: str) -> Any:
         return text
 
 
-def _merge(base: dict, over: dict) -> dict:
+def _merge(base: dict, over: dict, depth: int = 0) -> dict:
+    """Tables with others over them; inside a section an empty table takes the place of a full one."""
     merged = dict(base)
     for key, value in over.items():
-        nests = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if nests else value
+        nests = isinstance(value, dict) and isinstance(merged.get(key), dict) and bool(value or not depth)
+        merged[key] = _merge(merged[key], value, depth + 1) if nests else value
     return merged
 
 

@@ -21,9 +21,13 @@ from titan_rl.environments.servers.openenv import OpenEnvOptions
 from titan_rl.environments.tasks.calculator import CalculatorOptions
 from titan_rl.environments.tasks.code_task import CodeOptions
 from titan_rl.environments.tasks.gymnasium_task import GymnasiumOptions
+from titan_rl.environments.tasks.search.search_task import SearchOptions
 from titan_rl.environments.tasks.suites.base import SuiteOptions
 from titan_rl.environments.tasks.suites.gsm8k import GSM8KOptions
 from titan_rl.environments.tasks.suites.programs import ProgramOptions
+from titan_rl.environments.tasks.text.alphabet_sort import AlphabetSortOptions
+from titan_rl.environments.tasks.text.reverse_text import ReverseTextOptions
+from titan_rl.environments.tasks.text.wordle import WordleOptions
 from titan_rl.environments.tasks.treasure_hunt import TreasureOptions
 from titan_rl.trainer.titan_config import titan_keys
 
@@ -33,8 +37,12 @@ _NEEDED = "needed"
 _OPTIONS = {
     "jsonl, math": RowsOptions,
     "code": CodeOptions,
+    "search": SearchOptions,
     "calculator": CalculatorOptions,
     "treasure": TreasureOptions,
+    "alphabet_sort": AlphabetSortOptions,
+    "reverse_text": ReverseTextOptions,
+    "wordle": WordleOptions,
     "gymnasium": GymnasiumOptions,
     "openenv": OpenEnvOptions,
     "nemo_gym": NemoGymOptions,

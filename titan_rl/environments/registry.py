@@ -19,22 +19,33 @@ from titan_rl.environments.tasks.calculator import CalculatorTask
 from titan_rl.environments.tasks.code_task import CodeTask
 from titan_rl.environments.tasks.math_task import MathTask
 from titan_rl.environments.tasks.mixture import MixtureTask
+from titan_rl.environments.tasks.search.search_task import SearchTask
 from titan_rl.environments.tasks.suites.gsm8k import GSM8KTask
 from titan_rl.environments.tasks.suites.ifeval import IFEvalTask
 from titan_rl.environments.tasks.suites.multiple_choice import MultipleChoiceTask
 from titan_rl.environments.tasks.suites.problems import ProblemsTask
 from titan_rl.environments.tasks.suites.programs import HumanEvalTask, MBPPTask
+from titan_rl.environments.tasks.text.alphabet_sort import AlphabetSortTask
+from titan_rl.environments.tasks.text.reverse_text import ReverseTextTask
+from titan_rl.environments.tasks.text.wordle import WordleTask
 from titan_rl.environments.tasks.treasure_hunt import TreasureTask
 from titan_rl.environments.tasks.user_task import user_task
 
 __all__ = ["BUILT_IN", "Task", "correct", "make_part", "make_task"]
 
-BUILT_IN = {"calculator": CalculatorTask, "treasure": TreasureTask}
+BUILT_IN = {
+    "calculator": CalculatorTask,
+    "treasure": TreasureTask,
+    "alphabet_sort": AlphabetSortTask,
+    "reverse_text": ReverseTextTask,
+    "wordle": WordleTask,
+}
 """Tasks of our own, by name; all other plain names are reasoning-gym's."""
 _OF_FILES = {
     "jsonl": RowsTask,
     "code": CodeTask,
     "math": MathTask,
+    "search": SearchTask,
     "gsm8k": GSM8KTask,
     "math500": ProblemsTask,
     "aime": ProblemsTask,
@@ -116,6 +127,7 @@ _DESCRIBED = (
     "jsonl  (rows of a file of your own: task.options.file)",
     "code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)",
     "math  (rows of your own, whose answers are mathematics: what equals the expected one is right)",
+    "search  (questions of your own, and a tool that searches a corpus of your own: task.options.file, corpus)",
     *(f"{name}  (rows as {preset.data_set} has them: task.options.file)" for name, preset in PRESETS.items()),
     "mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)",
     "openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)",

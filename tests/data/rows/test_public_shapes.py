@@ -59,7 +59,7 @@ ASKED = {
     "alpaca": (alpaca, "Add.\n\n3 and 2", "5", "5"),
 }
 """What is asked, the expected answer, and the worked one."""
-REWARDS = dict.fromkeys(ASKED, "gsm8k") | {"math": "math"}
+REWARDS = dict.fromkeys(ASKED, "gsm8k_flexible") | {"gsm8k": "gsm8k", "math": "math", "math_500": "math"}
 """Rule that reads the shape's expected answers."""
 LEARNED = {
     "sft": {
@@ -377,6 +377,35 @@ def test_a_worked_answer_is_learned_where_the_rows_own_reward_reads_its_end(tmp_
         worked = task.demonstration(prompt)
         assert (worked == prompt.answer) == (task.row(prompt)["data_source"] == "b")
         assert sum(task.score(prompt, [worked]).values()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reward", "worked", "is_taught"),
+    [
+        ("gsm8k", "It is #### 3", True),
+        ("gsm8k", "It is 3", False),
+        ("gsm8k", "It is #### 4", False),
+        ("gsm8k_flexible", "It is 3", True),
+        ("gsm8k_flexible", "3, or 4", False),
+        ("math", r"It is \boxed{3}", True),
+        ("gsm8k", "3", True),
+    ],
+)
+def test_what_the_reward_calls_wrong_is_not_taught(tmp_path, reward, worked, is_taught):
+    write(tmp_path, [{"question": f"q{n}", "answer": "3", "solution": worked} for n in range(COUNT)])
+    task = rows_task(tmp_path, style="chat", reward=reward)
+    prompt = task.prompt("train", 0, 0)
+    if is_taught:
+        assert task.demonstration(prompt) == ("#### 3" if worked == "3" else worked)
+    else:
+        with pytest.raises(ConfigError, match="calls the row's own worked answer wrong, which sft would teach"):
+            task.demonstration(prompt)
+
+
+def test_a_reward_of_a_set_that_no_row_is_of_is_one_line(tmp_path):
+    write(tmp_path, [verl(n) for n in range(COUNT)])
+    line = mistake(tmp_path, style="chat", rewards_by_source={"openai/gsm8k": "gsm8k", "openai/gsm8": "math"})
+    assert line.startswith("task.rewards_by_source: no row is of the set 'openai/gsm8': change it (did you mean")
 
 
 @pytest.mark.parametrize("reward", ["gsm8k", "gsm8k_flexible"])

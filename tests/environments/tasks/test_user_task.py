@@ -167,6 +167,8 @@ class Ready(Doubles):
     seen = []
     def check_ready(self):
         self.seen.append("check_ready")
+    def prepare_episodes(self):
+        self.seen.append("prepare_episodes")
     def prepare_scoring(self):
         self.seen.append("prepare_scoring")
     async def close(self):
@@ -289,10 +291,11 @@ def test_names_that_are_near_a_hooks_and_meant_are_let_be(tasks):
 def test_every_hook_of_a_task_of_ones_own_is_called(tasks):
     task = make_task(own("Ready", reward="tasks_of_tests:reward"), [str(tasks)])
     task.check_ready()
+    task.prepare_episodes()
     task.prepare_scoring()
     asyncio.run(task.close())
     prompt = next(PromptStream(task, 1))
-    assert sys.modules["tasks_of_tests"].Ready.seen == ["check_ready", "prepare_scoring", "close"]
+    assert sys.modules["tasks_of_tests"].Ready.seen == ["check_ready", "prepare_episodes", "prepare_scoring", "close"]
     assert task.difficulty(prompt) == "3" and task.tools_of(prompt)[0]["function"]["name"] == prompt.text
 
 

@@ -7,8 +7,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.io.bounded_files import JSON_BYTES, TOKENIZER_BYTES, RefusedFile, check_file, read_json
-from titan_rl.config.model_directory.safetensors_files import StoredTensor, once, read_header
+from titan_rl.config.io.bounded_files import JSON_BYTES, TOKENIZER_BYTES, RefusedFile, check_file, each_once, read_json
+from titan_rl.config.model_directory.safetensors_files import StoredTensor, read_header
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _OTHER_FORMATS = "consolidated*.safetensors"
@@ -97,7 +97,7 @@ def _why_none(path: Path) -> str:
 def weight_map(path: Path) -> dict[str, str]:
     """Tensor to file name, as the index says. Errors: ValueError."""
     try:
-        index = read_json(path / INDEX, pairs=once)
+        index = read_json(path / INDEX, pairs=each_once)
     except RefusedFile:
         raise
     except OSError as error:

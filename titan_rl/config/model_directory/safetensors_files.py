@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.io.bounded_files import RefusedFile, open_file, parse_json
+from titan_rl.config.io.bounded_files import RefusedFile, each_once, open_file, parse_json
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """The dtypes of weights that can be trained. What else there is (FP8, INT8, packed bits) is quantized."""
@@ -28,16 +28,6 @@ class StoredTensor:
     stop: int
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Errors: ValueError for a key that is there twice, of which one would win silently."""
-    keys: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in keys:
-            raise ValueError(f"it names {key!r} twice")
-        keys[key] = value
-    return keys
-
-
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name. Errors: ValueError for a file that is cut short or does not hold what it says."""
     try:
@@ -48,7 +38,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
                 raise ValueError(f"its {size} bytes end before its header does")
             if length > _MAX_HEADER_BYTES:
                 raise ValueError(f"its header of {length:,} bytes is longer than {_MAX_HEADER_BYTES >> 20} MiB")
-            header = parse_json(opened.read(length), pairs=once)
+            header = parse_json(opened.read(length), pairs=each_once)
         if not isinstance(header, dict):
             raise ValueError("its header is no table")
         header.pop("__metadata__", None)

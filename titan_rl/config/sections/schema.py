@@ -80,8 +80,10 @@ class ModelConfig:
     """What writes out messages, wherever the run does."""
 
 
-TASKS_OF_FILES = ("jsonl", "code", "math", "nemo_gym", *PRESETS)
+TASKS_OF_FILES = ("jsonl", "code", "math", "search", "nemo_gym", *PRESETS)
 """Tasks whose prompts are rows of ``task.options.file``."""
+FILE_OPTIONS = ("file", "held_out_file", "corpus")
+"""Keys of their ``task.options`` that name files."""
 OWN_SCORE = "task"
 """The task's own score, among ``task.rewards`` and as ``eval.grader``."""
 JUDGE = "judge"
@@ -90,6 +92,8 @@ ANSWER_REWARDS = ("gsm8k", "gsm8k_flexible", "math")
 """Rewards by the expected answer, by name (environments/rewards/answer_graders.py)."""
 MADE = "task"
 """``data.file`` that is no file: rows are made of ``[task]``."""
+BUILT_IN_TASKS = ("calculator", "treasure", "alphabet_sort", "reverse_text", "wordle")
+"""Tasks whose prompts are generated here without end."""
 MIXTURE = "mixture"
 """The name of several tasks as one (config/mixture.py)."""
 TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium", "verifiers")
@@ -99,10 +103,11 @@ TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium", "verifiers")
 @dataclass(kw_only=True)
 class TaskConfig:
     name: str = "gcd"
-    """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, or a reasoning-gym family), ``jsonl``, ``code`` or
-    ``math`` for a data file, a public set (``gsm8k``, ``math500``, ``aime``, ``mmlu_pro``, ``ifeval``, ``humaneval``,
-    ``mbpp``) for its rows, ``openenv``, ``nemo_gym``, ``verifiers`` or ``gymnasium`` for other people's
-    environments, ``mixture`` for several tasks, or ``pkg.module:name``."""
+    """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, ``alphabet_sort``, ``reverse_text``, ``wordle``, or
+    a reasoning-gym family), ``jsonl``, ``code``, ``math`` or ``search`` for a data file, a public set (``gsm8k``,
+    ``math500``, ``aime``, ``mmlu_pro``, ``ifeval``, ``humaneval``, ``mbpp``) for its rows, ``openenv``, ``nemo_gym``,
+    ``verifiers`` or ``gymnasium`` for other people's environments, ``mixture`` for several tasks, or
+    ``pkg.module:name``."""
     style: Style = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
     system_prompt: str = ""

@@ -198,7 +198,8 @@ def _check_text(checked: Checked, tokenizer: PreTrainedTokenizerBase) -> None:
     tasks = all_tasks(config.task).values()
     of_others = any(is_reference(each.name) or each.name in TASKS_OF_OTHERS for each in tasks)
     calls, learns = bool(task.tools), bool(config.sft.steps)
-    use = TextUse(stops_of(config), learns=learns, demonstrates=learns, replies=of_others or calls, calls=calls)
+    replies = of_others or calls or not task.has_one_answer
+    use = TextUse(stops_of(config), learns=learns, demonstrates=learns, replies=replies, calls=calls)
     styles = {each.style for each in tasks if each.name != MIXTURE}
     check_model_text(config.model.path, tokenizer, use, styles)
 

@@ -9,7 +9,7 @@ import titan_rl
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.hosts import HostsConfig, parse_address
-from titan_rl.config.sections.schema import TASKS_OF_FILES, Config
+from titan_rl.config.sections.schema import FILE_OPTIONS, TASKS_OF_FILES, Config
 from titan_rl.data.rows.file_sources import locate_sources
 from titan_rl.mesh.launch.base import HostLauncher, make_host_launcher
 from titan_rl.mesh.resources.certificates import certify
@@ -63,7 +63,7 @@ def paths_on_hosts(config: Config) -> list[str]:
     files = [
         path
         for task in all_tasks(config.task).values()
-        for option in ("file", "held_out_file")
+        for option in FILE_OPTIONS
         if task.name in TASKS_OF_FILES and (files := task.options.get(option))
         for source in locate_sources(option, files, config.run.plugin_path)
         for path in source.paths

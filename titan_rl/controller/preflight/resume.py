@@ -37,6 +37,7 @@ _RULES = {
     "task": _ALWAYS,
     "task.options.file": _BY_CHECKSUM,
     "task.options.held_out_file": _BY_CHECKSUM,
+    "task.options.corpus": _BY_CHECKSUM,
     "task.sandbox": _FREE,
     "data": _ALWAYS,
     "data.file": _BY_CHECKSUM,

@@ -3,7 +3,7 @@
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,25 +21,39 @@ class MemoryUse:
 
 
 @contextmanager
-def memory_watch(every: float = _EVERY_SECONDS) -> Iterator[MemoryUse]:
-    """Memory of all processes started inside, and of their descendants."""
-    mark, use, over = uuid.uuid4().hex, MemoryUse(), threading.Event()
+def called_every(every: float, look: Callable[[], None]) -> Iterator[None]:
+    """Call a function in a thread while the block runs. ``every``: seconds before each call."""
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(every):
-            now = _by_process(mark)
-            if sum(now.values()) > use.mib:
-                use.mib, use.by_process = sum(now.values()), now
+            look()
 
     watcher = threading.Thread(target=watch, daemon=True)
-    os.environ[_MARK] = mark
     watcher.start()
     try:
-        yield use
+        yield
     finally:
-        del os.environ[_MARK]
         over.set()
         watcher.join()
+
+
+@contextmanager
+def memory_watch(every: float = _EVERY_SECONDS) -> Iterator[MemoryUse]:
+    """Memory of all processes started inside, and of their descendants."""
+    mark, use = uuid.uuid4().hex, MemoryUse()
+
+    def look() -> None:
+        now = _by_process(mark)
+        if sum(now.values()) > use.mib:
+            use.mib, use.by_process = sum(now.values()), now
+
+    os.environ[_MARK] = mark
+    try:
+        with called_every(every, look):
+            yield use
+    finally:
+        del os.environ[_MARK]
 
 
 def _by_process(mark: str) -> dict[str, float]:

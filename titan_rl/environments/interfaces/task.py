@@ -105,6 +105,10 @@ class Task:
     def check_ready(self) -> None:
         """Check servers and packages before a run starts, and nowhere else. Errors: ConfigError."""
 
+    def prepare_episodes(self) -> None:
+        """Warm up a verifier process before its first episode, in a thread, under ``mesh.start_timeout``. Errors:
+        ConfigError."""
+
     def prepare_scoring(self) -> None:
         """Warm up a scoring process before its first answer."""
 
@@ -176,6 +180,9 @@ class TaskWrapper(Task):
 
     def check_ready(self) -> None:
         self.task.check_ready()
+
+    def prepare_episodes(self) -> None:
+        self.task.prepare_episodes()
 
     def prepare_scoring(self) -> None:
         self.task.prepare_scoring()

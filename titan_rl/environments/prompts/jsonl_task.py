@@ -27,7 +27,7 @@ from titan_rl.environments.interfaces.task import RewardParts, Size, Task
 from titan_rl.environments.interfaces.tool import Schema
 from titan_rl.environments.prompts.row_files import DataRow, Parse, parser_of, read_rows, without_answer
 from titan_rl.environments.prompts.stream import EACH_ROW
-from titan_rl.environments.rewards.answer_graders import OF_NUMBERS, is_number
+from titan_rl.environments.rewards.answer_graders import GRADERS, OF_NUMBERS, is_number
 from titan_rl.environments.rewards.mathematics.final_answer import can_be_read
 
 _SECTION = "task.options"
@@ -142,6 +142,7 @@ class RowsTask(ListedTask):
             split = split_by_file(rows, self._read(held_out), _SECTION)
         else:
             split = split_by_share(rows, options.held_out_share, _SECTION)
+        self._check_sets([*split.train, *split.held_out])
         self._order_of(split.train)
         return split
 
@@ -190,6 +191,13 @@ class RowsTask(ListedTask):
         """Check of all rows of a file setting. Errors: ConfigError."""
         for row in rows:
             self._check(row)
+
+    def _check_sets(self, rows: Sequence[DataRow]) -> None:
+        """Check of the sets that have a reward of their own. Errors: ConfigError for one without a row."""
+        there = {row.set_name for row in rows}
+        if missing := next((name for name in self._by_source if name not in there), None):
+            known = nearest(missing, [name for name in there if name is not None])
+            raise ConfigError(f"task.rewards_by_source: no row is of the set {missing!r}: change it ({known})")
 
     def _check_style(self, row: DataRow) -> None:
         if self.style == "compact" and row.messages is not None:
@@ -251,15 +259,36 @@ class RowsTask(ListedTask):
             raise ConfigError(
                 f"{prompt.entry['place']}: no 'answer' to learn from: fill it in, or set sft.steps = 0 to leave SFT out"
             )
-        return prompt.answer if self.is_exact(prompt) else prompt.entry.get("worked", prompt.answer)
+        worked = prompt.entry.get("worked", prompt.answer)
+        if self.is_exact(prompt):
+            return prompt.answer
+        for reward in self._rewards_of(prompt):
+            worked = _right_by(reward, prompt, worked)
+        return worked
 
     def is_exact(self, prompt: Prompt) -> bool:
         """Whether its own score is in the prompt's reward, which takes the answer alone."""
+        return OWN_SCORE in self._rewards_of(prompt) if self._by_source else self.scores_itself
+
+    def _rewards_of(self, prompt: Prompt) -> Sequence[str]:
         source = source_of(prompt.entry["row"]) if self._by_source else None
-        return self.scores_itself if source is None else self._by_source[source] == OWN_SCORE
+        return self._rewards if source is None else (self._by_source[source],)
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         return {"exact": float(answers[-1].strip() == prompt.answer.strip())}
+
+
+def _right_by(reward: str, prompt: Prompt, worked: str) -> str:
+    """Answer to learn from, which is marked as GSM8K's rows mark it where it is a number alone. Errors: ConfigError for
+    one that a reward by numbers calls wrong. (Mathematics is compared under a deadline only.)"""
+    if reward == "gsm8k" and worked == prompt.answer:
+        worked = f"#### {worked.strip()}"
+    if reward in OF_NUMBERS and not GRADERS[reward](worked, prompt.answer):
+        raise ConfigError(
+            f"{prompt.entry['place']}: the reward {reward!r} calls the row's own worked answer wrong, which sft would "
+            f"teach: end it with '#### {prompt.answer.strip()}', or set sft.steps = 0"
+        )
+    return worked
 
 
 def _prompt(name: str, row: DataRow) -> Prompt:

@@ -16,7 +16,7 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS, ProceduralDataset
 
 from titan_rl.config.load import ConfigError, nearest
-from titan_rl.config.sections.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS
+from titan_rl.config.sections.schema import BUILT_IN_TASKS, MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS
 from titan_rl.environments.interfaces.task import correct
 from titan_rl.environments.reasoning_gym.checked_families import RUNS_THE_ANSWER, checked_score, integrated
 from titan_rl.environments.reasoning_gym.constant_answers import measured, pays_for_little
@@ -109,7 +109,7 @@ def check_name(name: str, style: str) -> None:
     if name in IS_OF_OTHERS:
         raise ConfigError(f"task.name = {name!r} is refused: set task.name = 'mixture', which has several families")
     if name not in usable_families():
-        ours = (*TASKS_OF_FILES, *TASKS_OF_OTHERS, MIXTURE, "calculator", "treasure")
+        ours = (*TASKS_OF_FILES, *TASKS_OF_OTHERS, *BUILT_IN_TASKS, MIXTURE)
         known = {*usable_families(), *ours}
         raise ConfigError(f"task.name = {name!r} is unknown: {nearest(name, known)}")
     if style == "compact" and name not in COMPACT:

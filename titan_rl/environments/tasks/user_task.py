@@ -220,6 +220,9 @@ class UserTask(Task):
     def check_ready(self) -> None:
         self._call("check_ready")
 
+    def prepare_episodes(self) -> None:
+        self._call("prepare_episodes")
+
     def prepare_scoring(self) -> None:
         self._call("prepare_scoring")
 

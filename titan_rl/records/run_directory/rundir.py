@@ -19,6 +19,7 @@ from titan_rl.records.steps.step_names import step_name, steps_of
 _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
 _FILES += ("epoch.json", "ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
 _FILES += ("pass_rates.jsonl", "left_out_rows.jsonl", "changes.json", "trace.jsonl", "trace.before.jsonl")
+_FILES += ("report.md", "report.png")
 _FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
 _FOLDERS += ("implicit_reward", "earlier", "trained", "evaluations")
 _WRITTEN_BY_OTHERS = ("wandb",)

@@ -8,7 +8,7 @@ from pathlib import Path
 from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
-from titan_rl.config.sections.schema import MADE, TASKS_OF_FILES, Config
+from titan_rl.config.sections.schema import FILE_OPTIONS, MADE, TASKS_OF_FILES, Config
 from titan_rl.data.rows.file_sources import Source, locate_sources
 from titan_rl.data.rows.row_files import data_files
 from titan_rl.data.storage.files import replace_text, sampled_checksum
@@ -37,7 +37,7 @@ def find_sources(config: Config) -> Sources:
         paths = [Path(config.lora.adapter) / name for name in _ADAPTER_FILES]
         sources["lora.adapter"] = {path.name: sampled_checksum(path) for path in paths}
     of_files = {place: task for place, task in all_tasks(config.task).items() if task.name in TASKS_OF_FILES}
-    for (place, task), option in product(of_files.items(), _DATA_OPTIONS):
+    for (place, task), option in product(of_files.items(), FILE_OPTIONS):
         if files := task.options.get(option):
             setting = f"{place}.options.{option}"
             sources[setting] = _sums(locate_sources(setting, files, config.run.plugin_path))

@@ -1,0 +1,1 @@
+"""Questions that are answered by searching a corpus of the user's own."""
