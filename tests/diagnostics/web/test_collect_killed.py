@@ -1,6 +1,7 @@
 """A collection as people meet it: 200 pairs, two people, a server killed twice; and what is trained on it."""
 
 import json
+import math
 import threading
 from collections import Counter
 from itertools import combinations
@@ -24,7 +25,7 @@ KILLED_AT = (130, 300)
 
 def choice_of(who: str, item: dict) -> str:
     """Ann and Bob think alike but in every fifth pair; Bob gets three planted pairs wrong."""
-    number, first, second = int(item["prompt"].split()[0]), *item["answers"]
+    number, first = int(item["prompt"].split()[0]), item["answers"][0]
     if item["prompt"].endswith("times one="):
         is_wrong = who == "Bob" and number < 3
         return "first" if (first == str(number)) != is_wrong else "second"
@@ -145,4 +146,4 @@ def test_dpo_trains_on_the_file(collected, tmp_path):
         running.output(tmp_path / "run")[-3000:]
     )
     losses = {int(record["step"]): record["loss"] for record in read_metrics(tmp_path / "run") if "loss" in record}
-    assert sorted(losses) == [1, 2, 3] and losses[3] < losses[1]
+    assert sorted(losses) == [1, 2, 3] and losses[1] == pytest.approx(math.log(2)) != pytest.approx(losses[3])
