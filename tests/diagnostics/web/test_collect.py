@@ -237,12 +237,11 @@ def recorded(root: Path, **settings) -> Path:
         "c?": [dict(text=f"cut {n}", status="truncated") for n in range(3)],
         "d?": [dict(text=f"of two turns {n}", turns=turns) for n in range(2)],
     }
-    groups = [
-        Group(
-            name := f"train/{50 + n:07d}", [rollout_of(name, s, **each) for s, each in enumerate(those)], question=asked
-        )
-        for n, (asked, those) in enumerate(answers.items())
-    ]
+    groups = []
+    for number, (question, changes) in enumerate(answers.items(), 50):
+        name = f"train/{number:07d}"
+        rollouts = [rollout_of(name, sample, **each) for sample, each in enumerate(changes)]
+        groups.append(Group(name, rollouts, question=question))
     write_rollouts(run_dir.rollouts, 3, groups)
     return root
 

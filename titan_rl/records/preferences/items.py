@@ -49,6 +49,11 @@ class Item:
         return "pairs" if len(self.answers) > 1 else "ratings"
 
     @property
+    def size(self) -> int:
+        """Characters of its prompt and answers."""
+        return sum(len(shown(each)) for each in (self.prompt, *self.answers))
+
+    @property
     def beside(self) -> dict[str, Any]:
         """Columns of a row beside its messages."""
         columns = {TOOLS: list(self.tools), TEMPLATE_OPTIONS: self.template_options}
@@ -88,12 +93,12 @@ def rated_items(pair: Item) -> list[Item]:
 
 
 def _item(row: ParsedRow, planted: str) -> Item:
-    size = sum(len(shown(each)) for each in (row.prompt, *row.answers))
-    if size > MOST_CHARACTERS:
+    item = Item(row.prompt, tuple(row.answers), row.place, planted, "", row.tools, row.template_options)
+    if item.size > MOST_CHARACTERS:
         raise ConfigError(
-            f"{row.place}: {size:,} characters are more than a page shows ({MOST_CHARACTERS:,}): leave the row out"
+            f"{row.place}: {item.size:,} characters are more than a page shows ({MOST_CHARACTERS:,}): leave the row out"
         )
-    return Item(row.prompt, tuple(row.answers), row.place, planted, "", row.tools, row.template_options)
+    return item
 
 
 def shuffled(items: Sequence[Item], seed: int) -> list[Item]:

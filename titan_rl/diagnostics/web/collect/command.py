@@ -140,7 +140,7 @@ def _items(options: argparse.Namespace, overrides: Overrides, mode: Mode, seed: 
     if options.prompts is not None:
         from titan_rl.diagnostics.web.collect.generation import model_items
 
-        return model_items(options, overrides, mode, seed)
+        return model_items(options, overrides, mode)
     return run_items(options.source, mode, step=options.step, count=options.count or COUNT, seed=seed)
 
 

@@ -18,7 +18,7 @@ from titan_rl.data.rows.public_shapes import as_example
 from titan_rl.data.rows.row_files import RawRow
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Group, Message, Rollout, message
-from titan_rl.records.preferences.items import MOST_CHARACTERS, Item, Mode, pair_item, rated_item, rated_items, shown
+from titan_rl.records.preferences.items import MOST_CHARACTERS, Item, Mode, pair_item, rated_item, rated_items
 from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
 from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, recorded_steps
 
@@ -92,9 +92,8 @@ def _group_item(group: Group, step: int, mode: Mode, task: dict[str, Any], seed:
     drawn = random.Random(named_seed("answers", seed, step, group.prompt_id)).sample(answers, number)
     source = f"step {step} {group.prompt_id} samples {', '.join(str(rollout.sample) for rollout in drawn)}"
     item = written_item(group.question, [rollout.text for rollout in drawn], source, _system(task, group.task))
-    is_long = sum(len(shown(each)) for each in (item.prompt, *item.answers)) > MOST_CHARACTERS
     is_joined = not isinstance(item.prompt, str) and bool(_CONVERSATION.match(group.question))
-    return None if is_long or is_joined else item
+    return None if is_joined or item.size > MOST_CHARACTERS else item
 
 
 def _is_whole(rollout: Rollout) -> bool:
