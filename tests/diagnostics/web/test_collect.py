@@ -17,11 +17,14 @@ from starlette.testclient import TestClient
 
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError
+from titan_rl.data.storage.files import DiskFull
 from titan_rl.data.types import Group, Turn
 from titan_rl.diagnostics.bench.page.browser import browser_page, why_no_browser
-from titan_rl.diagnostics.web.collect import command
+from titan_rl.diagnostics.web.collect import command, generation
 from titan_rl.diagnostics.web.collect.application import MOST_BYTES, application
 from titan_rl.diagnostics.web.collect.sources import file_items, planted_items, run_items
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.records.evaluations.results import Answer, Question, SuiteResult
 from titan_rl.records.preferences.collection import Collection, Settings, create, read_collection
 from titan_rl.records.preferences.items import Item, shuffled
 from titan_rl.records.steps.rollouts import write_rollouts
@@ -267,6 +270,31 @@ def test_a_chats_question_becomes_messages(tmp_path):
     assert item.answers[0][0]["role"] == "assistant"
 
 
+def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch):
+    """Prompts without an expected answer; answers that are cut, empty or the same are no pair."""
+    make_tiny(tmp_path / "model", seed=1)
+    prompts = write(tmp_path, [{"prompt": f"{n}+1="} for n in range(4)], "prompts.jsonl")
+    texts = [("1", "2"), ("1", "1"), ("1", ""), ("3", "4")]
+
+    def sampled(checked):
+        [suite] = checked.suites
+        assert (suite.config.samples, suite.config.temperature, suite.config.max_new_tokens) == (2, 0.5, 512)
+        questions = []
+        for prompt, pair in zip(suite.prompts, texts, strict=True):
+            answers = [Answer(n, text, None, False, 0.0, "ok", 1) for n, text in enumerate(pair)]
+            questions.append(Question(prompt.id, prompt.text, "", answers))
+        return [SuiteResult("collect", 1, 2, False, questions, {}, {})]
+
+    monkeypatch.setattr(generation, "sampled_answers", sampled)
+    monkeypatch.setattr(command, "serve", lambda *arguments: 0)
+    out = str(tmp_path / "out")
+    asked = ["collect", str(tmp_path / "model"), "--prompts", str(prompts), "--temperature", "0.5", "--out", out]
+    assert main(asked) == 0
+    items = {item.prompt: item for item in read_collection(tmp_path / "out").items}
+    assert {name: item.answers for name, item in items.items()} == {"0+1=": ("1", "2"), "3+1=": ("3", "4")}
+    assert items["3+1="].source == "prompts.jsonl line 4"
+
+
 # the command
 
 
@@ -327,6 +355,23 @@ def test_a_folder_with_something_else_is_refused(tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("x")
     assert main(["collect", *arguments]) == 2 and "not empty" in capsys.readouterr().err
+
+
+def test_a_start_that_was_killed_before_all_was_written_is_begun_again(begun, tmp_path):
+    (tmp_path / "out" / "collection.json").unlink()
+    for name in ("lock", "judgements.jsonl"):
+        (tmp_path / "out" / name).unlink()
+    (tmp_path / "out" / ".collection.json.writing").write_text("{")
+    assert main(["collect", *begun]) == 0 and len(read_collection(tmp_path / "out").items) == 3
+
+
+def test_a_full_disk_is_a_fault_in_one_line(begun, tmp_path, monkeypatch, capsys):
+    def full(folder, rows):
+        raise DiskFull("the disk is full: preferences.jsonl wants 1 MB")
+
+    monkeypatch.setattr(command, "write_rows", full)
+    assert main(["collect", "--report", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == "the disk is full: preferences.jsonl wants 1 MB\n"
 
 
 def test_a_link_in_a_collection_leads_nowhere(begun, tmp_path, capsys):

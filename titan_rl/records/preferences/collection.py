@@ -33,6 +33,9 @@ from titan_rl.records.run_directory.rundir import sync_path
 MOST_PEOPLE, MOST_CHANGES = 100, 20
 """Of a collection; of one person's mind about one item."""
 _SETTINGS, _ITEMS, _JOURNAL, _LOCK = "collection.json", "items.jsonl", "judgements.jsonl", "lock"
+_WRITING = {f".{name}.writing" for name in (_SETTINGS, _ITEMS, *FILES)}
+_BEGUN = {_ITEMS, *_WRITING}
+"""Files before the settings, which are written last."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,19 @@ def is_collection(folder: Path) -> bool:
 def check_folder(folder: Path, *, write: bool) -> None:
     """Check of a collection's place. Errors: ConfigError, also for links in it that lead elsewhere."""
     check_place(folder, write=write)
-    check_own(folder, (_SETTINGS, _ITEMS, _JOURNAL, _LOCK, *FILES), ())
+    check_own(folder, (_SETTINGS, _ITEMS, _JOURNAL, _LOCK, *FILES, *_WRITING), ())
+
+
+def check_new(folder: Path) -> None:
+    """Check of a new collection's place, where another start may have been killed. Errors: ConfigError."""
+    check_folder(folder, write=True)
+    if folder.exists() and not {path.name for path in folder.iterdir()} <= _BEGUN:
+        raise ConfigError(f"{folder} is not empty and no collection: give another --out")
 
 
 def create(folder: Path, settings: Settings, items: Sequence[Item]) -> None:
     """Write a new collection: it is one as soon as all items are on disk. Errors: ConfigError; DiskFull."""
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty and no collection: give another --out")
+    check_new(folder)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -147,7 +156,7 @@ class Collection:
         except OSError as error:
             raise ConfigError(f"cannot use {folder}: {error.strerror}; give another --out") from None
         _check_known(folder, list(self.items.values()), self._journal.judgements)
-        self._mutex = threading.Lock()
+        self._mutex, self._is_closed = threading.Lock(), False
         self._ids = {judgement.id: judgement for judgement in self._journal.judgements}
         self._changes = Counter((each.item, each.who) for each in self._journal.judgements)
         self._latest: Latest = latest(self._journal.judgements)
@@ -175,6 +184,8 @@ class Collection:
         shown = self._shown(judgement.item, judgement.who)
         own = replace(judgement, shown=shown, choice=own_choice(judgement.choice, shown), time=time.time())
         with self._mutex:
+            if self._is_closed:
+                raise RefusedJudgement("the page has ended: begin it again")
             key = (own.item, own.who)
             if (known := self._ids.get(own.id)) is not None:
                 _check_repeats(own, known)
@@ -211,9 +222,11 @@ class Collection:
         return order_of(self.settings.seed, name, who, self.settings.mode)
 
     def close(self) -> None:
-        """Release it."""
-        self._journal.close()
-        self._lock_file.close()
+        """Release it; a request that is still under way is refused."""
+        with self._mutex:
+            self._is_closed = True
+            self._journal.close()
+            self._lock_file.close()
 
 
 def _check_repeats(judgement: Judgement, known: Judgement) -> None:

@@ -8,6 +8,7 @@ so that nothing on the page tells a planted pair from another.
 
 import json
 import random
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,8 @@ CHOICES: dict[str, tuple[str, ...]] = {"pairs": ("a", "b", "tie", "both_bad"), "
 """Judgements of an item, by the mode of a collection; ``a`` is the first of an item's answers."""
 MOST_ITEMS, MOST_CHARACTERS = 100_000, 200_000
 """Of a collection; of an item's prompt and answers together, which a page must show."""
-_LINE_BYTES = 16 << 20
+ITEM_ID = re.compile(r"[0-9]{4,6}")
+_LINE_BYTES, _MOST_SOURCE = 16 << 20, 1000
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
         raise ConfigError(f"{len(items):,} items are more than {MOST_ITEMS:,}: give --count")
     order = list(items)
     random.Random(named_seed("items", seed)).shuffle(order)
-    return [replace(item, id=f"{number:04d}") for number, item in enumerate(order)]
+    return [replace(item, id=f"{number:04d}", source=item.source[:_MOST_SOURCE]) for number, item in enumerate(order)]
 
 
 def write_items(path: Path, items: Iterable[Item]) -> None:
@@ -136,8 +138,9 @@ def _read(place: str, line: bytes, mode: Mode) -> Item:
         raise ConfigError(f"{place} is no item ({error}): restore the file") from None
     fields = columns if isinstance(columns, dict) else {}
     planted, answers = fields.get("planted", ""), fields.get("answers")
-    names = [fields.get("id"), fields.get("source")]
-    if not all(isinstance(name, str) and 0 < len(name) <= 1000 for name in names):
+    name, source = fields.get("id"), fields.get("source")
+    are_text = isinstance(name, str) and isinstance(source, str)
+    if not are_text or not ITEM_ID.fullmatch(name) or len(source) > _MOST_SOURCE:
         raise ConfigError(f"{place} is no item: restore the file")
     if not isinstance(planted, str) or planted not in ("", *CHOICES[mode][:2]) or not isinstance(answers, list):
         raise ConfigError(f"{place} is no item of a collection of {mode}: restore the file")
@@ -147,4 +150,4 @@ def _read(place: str, line: bytes, mode: Mode) -> Item:
         item = rated_item(place, fields | {"completion": answers[0]}, planted)
     else:
         raise ConfigError(f"{place} is no item with one answer: restore the file")
-    return replace(item, id=str(names[0]), source=str(names[1]))
+    return replace(item, id=name, source=source)

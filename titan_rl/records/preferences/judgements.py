@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from titan_rl.data.seeds import named_seed
-from titan_rl.records.preferences.items import CHOICES, MOST_CHARACTERS, Mode
+from titan_rl.records.preferences.items import CHOICES, ITEM_ID, MOST_CHARACTERS, Mode
 
 MOST_SECONDS = 86_400.0
 _MOST_NAME, _IN_NAMES = 40, " .'_-"
-_ID, _ITEM = re.compile(r"[A-Za-z0-9_-]{8,64}"), re.compile(r"[0-9]{4,6}")
+_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _SWAPPED = {"first": ("a", "b"), "second": ("b", "a")}
 """Choices of a page: the own answer that stands first, or second, in either order."""
 
@@ -89,7 +89,7 @@ def judgement_of(fields: Any, choices: Sequence[str]) -> Judgement:
         raise RefusedJudgement("a judgement is an object with id, item, who and choice")
     return Judgement(
         id=_matching(fields, "id", _ID),
-        item=_matching(fields, "item", _ITEM),
+        item=_matching(fields, "item", ITEM_ID),
         who=name_of(fields.get("who")),
         choice=_choice(fields.get("choice"), choices),
         shown=_shown(fields.get("shown", [])),

@@ -5,21 +5,23 @@ A collection is a folder. The first start makes it of a run, a file or a model; 
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.command_line import EXIT_OK
+from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.file_sources import locate_sources
 from titan_rl.data.rows.row_files import data_files
-from titan_rl.data.storage.files import sampled_checksum
+from titan_rl.data.storage.files import DiskFull, sampled_checksum
 from titan_rl.diagnostics.web.collect.arguments import COUNT, LABELLERS
 from titan_rl.diagnostics.web.collect.sources import file_items, planted_items, run_items
 from titan_rl.records.preferences.collection import (
     Collection,
     Settings,
     check_folder,
+    check_new,
     create,
     is_collection,
     read_collection,
@@ -36,13 +38,20 @@ _OF_SOURCES = ("pairs", "prompts", "planted", "rate", "count", "step", "seed", "
 
 
 def collect(options: argparse.Namespace, overrides: Overrides) -> int:
-    """Serve, or report. Errors: ConfigError before anything listens."""
+    """Serve, or report; the exit code. Errors: ConfigError before anything listens."""
     _check(options, overrides)
-    if options.report is not None:
-        return report(options.report, as_json=options.json)
+    try:
+        return _collect(options, overrides) if options.report is None else report(options.report, as_json=options.json)
+    except DiskFull as error:
+        say(error, sys.stderr)
+        return EXIT_FAULT
+
+
+def _collect(options: argparse.Namespace, overrides: Overrides) -> int:
     folder = _folder(options)
     check_folder(folder, write=True)
     if not is_collection(folder):
+        check_new(folder)
         _create(folder, options, overrides)
     elif options.source != folder:
         _check_same(folder, options)
@@ -66,7 +75,8 @@ def serve(folder: Path, labellers: int | None, port: int) -> int:
 
 
 def report(folder: Path, *, as_json: bool) -> int:
-    """Print a collection's summary, and write its rows. Errors: ConfigError."""
+    """Print a collection's summary, and write its rows. Errors: ConfigError; DiskFull."""
+    check_folder(folder, write=True)
     record = read_collection(folder)
     summary = summary_of(record)
     written = write_rows(folder, rows_of(record.items, judged_items(latest(record.judgements))))

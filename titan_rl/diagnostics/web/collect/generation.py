@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
 from titan_rl.config.io.printable import say
