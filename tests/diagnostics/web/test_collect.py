@@ -270,7 +270,7 @@ def test_a_chats_question_becomes_messages(tmp_path):
     assert item.answers[0][0]["role"] == "assistant"
 
 
-def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch):
+def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch, capsys):
     """Prompts without an expected answer; answers that are cut, empty or the same are no pair."""
     make_tiny(tmp_path / "model", seed=1)
     prompts = write(tmp_path, [{"prompt": f"{n}+1="} for n in range(4)], "prompts.jsonl")
@@ -278,7 +278,7 @@ def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch):
 
     def sampled(checked):
         [suite] = checked.suites
-        assert (suite.config.samples, suite.config.temperature, suite.config.max_new_tokens) == (2, 0.5, 512)
+        assert (suite.config.samples, suite.config.temperature, suite.config.max_new_tokens) == (2, 0.5, 9)
         questions = []
         for prompt, pair in zip(suite.prompts, texts, strict=True):
             answers = [Answer(n, text, None, False, 0.0, "ok", 1) for n, text in enumerate(pair)]
@@ -289,7 +289,15 @@ def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "serve", lambda *arguments: 0)
     out = str(tmp_path / "out")
     asked = ["collect", str(tmp_path / "model"), "--prompts", str(prompts), "--temperature", "0.5", "--out", out]
-    assert main(asked) == 0
+    for more, said in (
+        ([], "set --max-new-tokens lower"),
+        (["--max-new-tokens", "9", "--temperature", "0"], "--temperature = 0 gives 2 times the same answer"),
+        (["--max-new-tokens", "9", "--count", "5"], "--count = 5, but its file has 4 rows"),
+        (["--max-new-tokens", "9", "--prompts", "nowhere.jsonl"], "--prompts = 'nowhere.jsonl': there is no file"),
+        (["--max-new-tokens", "9", "--optimizer.lr", "1"], "does not read it"),
+    ):
+        assert main([*asked, *more]) == 2 and said in capsys.readouterr().err
+    assert main([*asked, "--max-new-tokens", "9"]) == 0
     items = {item.prompt: item for item in read_collection(tmp_path / "out").items}
     assert {name: item.answers for name, item in items.items()} == {"0+1=": ("1", "2"), "3+1=": ("3", "4")}
     assert items["3+1="].source == "prompts.jsonl line 4"

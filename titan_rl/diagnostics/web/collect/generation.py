@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +16,22 @@ from titan_rl.records.evaluations.results import Answer, Question
 from titan_rl.records.preferences.items import MOST_CHARACTERS, Item, Mode
 
 _SUITE, _MAX_NEW_TOKENS, _TEMPERATURE = "collect", 512, 1.0
+_SETTING = f"eval.suites.{_SUITE}"
+_ARGUMENTS = {
+    "max_new_tokens": "--max-new-tokens",
+    "temperature": "--temperature",
+    "prompts": "--count",
+    "task.options.file": "--prompts",
+    "file": "--prompts",
+}
+"""Arguments that set a suite's keys."""
 _REWARD = "titan_rl.environments.rewards.unscored:zero"
 
 
 def model_items(options: argparse.Namespace, overrides: dict[str, dict[str, Any]], mode: Mode) -> list[Item]:
     """Items of prompts that the model answers: two different answers of each, or one. Errors: ConfigError."""
-    checked = checked_suites(*_evaluation(options, overrides, mode))
+    with _errors_of_arguments():
+        checked = checked_suites(*_evaluation(options, overrides, mode))
     [result], [suite] = sampled_answers(checked), checked.suites
     if result.unscored:
         say(f"{len(result.unscored)} prompts were not answered, {result.first_failure}", sys.stderr)
@@ -31,6 +43,18 @@ def model_items(options: argparse.Namespace, overrides: dict[str, dict[str, Any]
         )
     say(f"{len(items)} of {len(suite.prompts)} prompts have answers to judge", sys.stderr)
     return items
+
+
+@contextmanager
+def _errors_of_arguments() -> Iterator[None]:
+    """Errors name arguments of this command in the place of the suite's settings."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error)
+        for key, argument in _ARGUMENTS.items():
+            text = text.replace(f"{_SETTING}.{key}", argument)
+        raise ConfigError(text.replace(_SETTING, "--prompts")) from None
 
 
 def _evaluation(
