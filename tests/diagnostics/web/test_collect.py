@@ -279,6 +279,7 @@ def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch, 
     def sampled(checked):
         [suite] = checked.suites
         assert (suite.config.samples, suite.config.temperature, suite.config.max_new_tokens) == (2, 0.5, 9)
+        assert checked.config.run.seed == 5
         questions = []
         for prompt, pair in zip(suite.prompts, texts, strict=True):
             answers = [Answer(n, text, None, False, 0.0, "ok", 1) for n, text in enumerate(pair)]
@@ -297,7 +298,9 @@ def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch, 
         (["--max-new-tokens", "9", "--optimizer.lr", "1"], "does not read it"),
     ):
         assert main([*asked, *more]) == 2 and said in capsys.readouterr().err
-    assert main([*asked, "--max-new-tokens", "9"]) == 0
+    assert main([*asked, "--max-new-tokens", "9", "--seed", "5"]) == 0
+    other = ["--max-new-tokens", "9", "--seed", "5", "--generator.max_num_seqs", "3"]
+    assert main([*asked, *other]) == 2 and "begun with settings" in capsys.readouterr().err
     items = {item.prompt: item for item in read_collection(tmp_path / "out").items}
     assert {name: item.answers for name, item in items.items()} == {"0+1=": ("1", "2"), "3+1=": ("3", "4")}
     assert items["3+1="].source == "prompts.jsonl line 4"

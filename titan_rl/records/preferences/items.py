@@ -138,9 +138,8 @@ def _read(place: str, line: bytes, mode: Mode) -> Item:
         raise ConfigError(f"{place} is no item ({error}): restore the file") from None
     fields = columns if isinstance(columns, dict) else {}
     planted, answers = fields.get("planted", ""), fields.get("answers")
-    name, source = fields.get("id"), fields.get("source")
-    are_text = isinstance(name, str) and isinstance(source, str)
-    if not are_text or not ITEM_ID.fullmatch(name) or len(source) > _MOST_SOURCE:
+    name, source = (str(fields.get(key)) for key in ("id", "source"))
+    if not ITEM_ID.fullmatch(name) or len(source) > _MOST_SOURCE:
         raise ConfigError(f"{place} is no item: restore the file")
     if not isinstance(planted, str) or planted not in ("", *CHOICES[mode][:2]) or not isinstance(answers, list):
         raise ConfigError(f"{place} is no item of a collection of {mode}: restore the file")

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--planted", metavar="FILE", help="pairs whose chosen answer is known to be better")
     parser.add_argument("--rate", action="store_true", help="one answer at a time: rate it, and write a better one")
     parser.add_argument("--labellers", type=int, metavar="N", help=f"judgements wanted of each ({LABELLERS})")
-    parser.add_argument("--count", type=int, metavar="N", help=f"prompts (all of a file, {COUNT} of a run)")
+    parser.add_argument("--count", type=int, metavar="N", help=f"items (all of a file, {COUNT} of a run)")
     parser.add_argument("--step", type=int, metavar="N", help="of the run (the newest)")
     parser.add_argument("--seed", type=int, metavar="S", help="of orders, and of the answers that are taken (1)")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer of the model (512)")

@@ -54,7 +54,7 @@ def _collect(options: argparse.Namespace, overrides: Overrides) -> int:
         check_new(folder)
         _create(folder, options, overrides)
     elif options.source != folder:
-        _check_same(folder, options)
+        _check_same(folder, options, overrides)
     return serve(folder, options.labellers, options.port)
 
 
@@ -140,7 +140,7 @@ def _create(folder: Path, options: argparse.Namespace, overrides: Overrides) -> 
     items = _items(options, overrides, mode, seed)
     if options.planted:
         items = [*items, *planted_items(options.planted, mode)]
-    settings = Settings(mode, seed, options.labellers or LABELLERS, _source(options))
+    settings = Settings(mode, seed, options.labellers or LABELLERS, _source(options, overrides))
     create(folder, settings, shuffled(items, seed))
 
 
@@ -150,7 +150,7 @@ def _items(options: argparse.Namespace, overrides: Overrides, mode: Mode, seed: 
     if options.prompts is not None:
         from titan_rl.diagnostics.web.collect.generation import model_items
 
-        return model_items(options, overrides, mode)
+        return model_items(options, overrides, mode, seed)
     return run_items(options.source, mode, step=options.step, count=options.count or COUNT, seed=seed)
 
 
@@ -162,7 +162,7 @@ def _seed(options: argparse.Namespace) -> int:
     return 1 if options.seed is None else options.seed
 
 
-def _source(options: argparse.Namespace) -> dict[str, Any]:
+def _source(options: argparse.Namespace, overrides: Overrides) -> dict[str, Any]:
     """What the items are made of, to tell whether a later start means the same."""
     files = {name: getattr(options, name) for name in ("pairs", "prompts", "planted") if getattr(options, name)}
     plain = ("count", "step", *_OF_MODEL)
@@ -170,6 +170,7 @@ def _source(options: argparse.Namespace) -> dict[str, Any]:
         **({"directory": str(options.source.resolve())} if options.source else {}),
         **{name: {"file": file, "checksums": _checksums(name, file)} for name, file in files.items()},
         **{name: getattr(options, name) for name in plain if getattr(options, name) is not None},
+        **({"settings": overrides} if overrides else {}),
     }
 
 
@@ -179,10 +180,10 @@ def _checksums(name: str, file: str) -> list[str]:
     return [sampled_checksum(path) for path in paths]
 
 
-def _check_same(folder: Path, options: argparse.Namespace) -> None:
+def _check_same(folder: Path, options: argparse.Namespace, overrides: Overrides) -> None:
     """Errors: ConfigError if the folder's collection was begun with something else."""
     begun = read_settings(folder)
-    now = {"rate": _mode(options) == "ratings", "seed": _seed(options), **_source(options)}
+    now = {"rate": _mode(options) == "ratings", "seed": _seed(options), **_source(options, overrides)}
     was = {"rate": begun.mode == "ratings", "seed": begun.seed, **begun.source}
     if other := next((name for name in {**was, **now} if was.get(name) != now.get(name)), None):
         raise ConfigError(

@@ -28,10 +28,10 @@ _ARGUMENTS = {
 _REWARD = "titan_rl.environments.rewards.unscored:zero"
 
 
-def model_items(options: argparse.Namespace, overrides: dict[str, dict[str, Any]], mode: Mode) -> list[Item]:
+def model_items(options: argparse.Namespace, overrides: dict[str, dict[str, Any]], mode: Mode, seed: int) -> list[Item]:
     """Items of prompts that the model answers: two different answers of each, or one. Errors: ConfigError."""
     with _errors_of_arguments():
-        checked = checked_suites(*_evaluation(options, overrides, mode))
+        checked = checked_suites(*_evaluation(options, overrides, mode, seed))
     [result], [suite] = sampled_answers(checked), checked.suites
     if result.unscored:
         say(f"{len(result.unscored)} prompts were not answered, {result.first_failure}", sys.stderr)
@@ -58,7 +58,7 @@ def _errors_of_arguments() -> Iterator[None]:
 
 
 def _evaluation(
-    options: argparse.Namespace, overrides: dict[str, dict[str, Any]], mode: Mode
+    options: argparse.Namespace, overrides: dict[str, dict[str, Any]], mode: Mode, seed: int
 ) -> tuple[argparse.Namespace, dict[str, dict[str, Any]]]:
     """Arguments of an evaluation that asks the prompts of the file."""
     suite = {
@@ -70,6 +70,7 @@ def _evaluation(
         "prompts": options.count or 0,
     }
     sections = {**overrides, "model": overrides.get("model", {}) | {"path": str(options.source)}}
+    sections["run"] = {"seed": seed} | overrides.get("run", {})
     sections["eval"] = overrides.get("eval", {}) | {"suites": [suite]}
     given = dict.fromkeys((*OF_SUITES, "config", "task"))
     return argparse.Namespace(**given | {"dir": str(options.source), "suite": [_SUITE]}), sections
