@@ -19,7 +19,7 @@ from titan_rl.records.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 PAIRS, PLANTED = 200, 20
-KILLED_AT = (130, 300)
+KILLED_AT = (133, 307)
 """Judgements after which the server is killed while the next one is under way."""
 
 

@@ -64,6 +64,8 @@ class Browser:
         return client.get("next", params={"who": self.who}).raise_for_status().json()["item"]
 
     def judgement(self, item: dict) -> dict:
+        """Judgement of an item that was not saved before: one that was is never asked again."""
+        assert item["id"] not in self.saved, f"item {item['id']} was called saved, and is lost"
         name = f"{self.who}-{next(self._numbers):08d}".replace(" ", "-")
         return {"id": name, "item": item["id"], "who": self.who, "choice": self._choose(item), "seconds": 0.5}
 
