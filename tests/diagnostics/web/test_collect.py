@@ -290,6 +290,7 @@ def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch, 
     monkeypatch.setattr(command, "serve", lambda *arguments: 0)
     out = str(tmp_path / "out")
     asked = ["collect", str(tmp_path / "model"), "--prompts", str(prompts), "--temperature", "0.5", "--out", out]
+    assert main(["collect", str(tmp_path / "model")]) == 2 and "is a model: give --prompts" in capsys.readouterr().err
     for more, said in (
         ([], "set --max-new-tokens lower"),
         (["--max-new-tokens", "9", "--temperature", "0"], "--temperature = 0 gives 2 times the same answer"),

@@ -134,7 +134,7 @@ def test_the_report_has_alpha_as_by_hand_and_what_each_made_of_planted_pairs(col
     assert (found["judgements"], found["complete"], found["alpha_items"]) == (2 * PAIRS, PAIRS, PAIRS)
     agreed = sum(count for (one, other), count in votes.items() if one == other and one in "ab")
     assert found["decided"] == {"preferred": agreed, "ties": 20, "both bad": 0, "no majority": PAIRS - agreed - 20}
-    planted = {person["name"]: person["planted"]["correct"] for person in found["people"]}
+    planted = {person["name"]: person["planted"]["correct"] for person in found["labellers"]}
     assert planted == {"Ann": PLANTED, "Bob": PLANTED - 3}
     assert f"preferences.jsonl: {agreed} rows" in collected.said and found["rows"]["preferences.jsonl"] == agreed
 

@@ -7,7 +7,7 @@ from titan_rl.data.rows.datasets import read_files
 from titan_rl.records.preferences.collection import Record, Settings
 from titan_rl.records.preferences.items import Item
 from titan_rl.records.preferences.judgements import Judgement
-from titan_rl.records.preferences.rows import EDITS, LABELS, PREFERENCES, judged_items, rows_of, write_rows
+from titan_rl.records.preferences.rows import EDITS, LABELS, PREFERENCES, judged_items, majority, rows_of, write_rows
 from titan_rl.records.preferences.summary import summary_of, table
 
 
@@ -27,6 +27,14 @@ def latest(judgements):
 
 PAIRS = [Item(f"{n}?", (f"a{n}", f"b{n}"), f"line {n}", id=f"000{n}") for n in range(6)]
 VOTES = {"0000": "aab", "0001": "b", "0002": "at", "0003": "ttx", "0004": "xxa"}
+
+
+@pytest.mark.parametrize(
+    "choices, expected",
+    [("", None), ("a", "a"), ("ab", None), ("aab", "a"), ("abt", None), ("aabt", None), ("att", "t"), ("aabb", None)],
+)
+def test_a_majority_is_more_than_half_of_all(choices, expected):
+    assert majority(list(choices)) == expected
 
 
 def test_a_pair_is_the_majoritys_and_a_tie_is_none():
@@ -96,7 +104,7 @@ def test_the_summary_by_hand():
     assert summary.decided == {"preferred": 2, "ties": 1, "both bad": 1, "no majority": 1}
     # units aab, at, ttx, xxa: n = 11, n_a = 4, n_b = 1, n_t = 3, n_x = 3; observed 4/2 + 2 + 4/2 + 4/2 = 8
     assert summary.alpha == pytest.approx(1 - 8 * 10 / (121 - 16 - 1 - 9 - 9)) and summary.alpha_items == 4
-    people = {each.name: each for each in summary.people}
+    people = {each.name: each for each in summary.labellers}
     assert str(people["person 0"].planted.correct) == "1" and people["person 1"].planted.correct == 0
     assert people["person 2"].planted is None and people["person 0"].judgements == 6
     lines = table(summary).splitlines()

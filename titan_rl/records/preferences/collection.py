@@ -5,8 +5,8 @@
     judgements.jsonl  the journal
     preferences.jsonl, labels.jsonl, edits.jsonl    rows to train on (rows.py)
 
-Each person goes through the items in an order of their own. An item is open to a person who has not judged it until it
-has as many judgements as are wanted; planted items are asked of everybody.
+Each labeller goes through the items in an order of their own. An item is open to a labeller who has not judged it until
+it has as many judgements as are wanted; planted items are asked of everybody.
 """
 
 import fcntl
@@ -30,8 +30,8 @@ from titan_rl.records.preferences.rows import FILES
 from titan_rl.records.run_directory.path_checks import check_own, check_place
 from titan_rl.records.run_directory.rundir import sync_path
 
-MOST_PEOPLE, MOST_CHANGES = 100, 20
-"""Of a collection; of one person's mind about one item."""
+MOST_LABELLERS, MOST_CHANGES = 100, 20
+"""Of a collection; of one labeller's mind about one item."""
 _SETTINGS, _ITEMS, _JOURNAL, _LOCK = "collection.json", "items.jsonl", "judgements.jsonl", "lock"
 _WRITING = {f".{name}.writing" for name in (_SETTINGS, _ITEMS, *FILES)}
 _BEGUN = {_ITEMS, *_WRITING}
@@ -129,7 +129,7 @@ def _check_known(folder: Path, items: Sequence[Item], judgements: Sequence[Judge
 
 @dataclass(frozen=True)
 class Asked:
-    """Next item of a person."""
+    """Next item of a labeller."""
 
     item: Item
     shown: tuple[int, ...]
@@ -161,18 +161,18 @@ class Collection:
         self._changes = Counter((each.item, each.who) for each in self._journal.judgements)
         self._latest: Latest = latest(self._journal.judgements)
         self._counts = Counter(item for item, _ in self._latest)
-        self._people: dict[str, list[str]] = {}
+        self._sequences: dict[str, list[str]] = {}
 
     def next_item(self, who: str) -> Asked | None:
-        """Next open item of a person; None if all is done."""
+        """Next open item of a labeller; None if all is done."""
         with self._mutex:
             item = next((self.items[name] for name in self._sequence(who) if self._is_open(name, who)), None)
         return None if item is None else Asked(item, self._shown(item.id, who))
 
     def progress(self, who: str) -> tuple[int, int]:
-        """Items that a person has judged, and those that are open to them."""
+        """Items that a labeller has judged, and those that are open to them."""
         with self._mutex:
-            done = sum(person == who for _, person in self._latest)
+            done = sum(labeller == who for _, labeller in self._latest)
             return done, sum(self._is_open(name, who) for name in self.items)
 
     def judge(self, judgement: Judgement) -> Judgement:
@@ -199,9 +199,9 @@ class Collection:
         return own
 
     def _check_room(self, judgement: Judgement) -> None:
-        people = {who for _, who in self._latest}
-        if judgement.who not in people and len(people) >= MOST_PEOPLE:
-            raise RefusedJudgement(f"{MOST_PEOPLE} people have judged already: take one of their names")
+        labellers = {who for _, who in self._latest}
+        if judgement.who not in labellers and len(labellers) >= MOST_LABELLERS:
+            raise RefusedJudgement(f"{MOST_LABELLERS} labellers have judged already: take one of their names")
         if self._changes[judgement.item, judgement.who] >= MOST_CHANGES:
             raise RefusedJudgement(f"this item was judged {MOST_CHANGES} times by {judgement.who}: go on")
 
@@ -211,12 +211,12 @@ class Collection:
         )
 
     def _sequence(self, who: str) -> list[str]:
-        if who not in self._people:
-            if len(self._people) >= MOST_PEOPLE:
-                self._people.clear()  # names that only looked
+        if who not in self._sequences:
+            if len(self._sequences) >= MOST_LABELLERS:
+                self._sequences.clear()  # names that only looked
             seed = self.settings.seed
-            self._people[who] = sorted(self.items, key=lambda name: named_seed("sequence", seed, who, name))
-        return self._people[who]
+            self._sequences[who] = sorted(self.items, key=lambda name: named_seed("sequence", seed, who, name))
+        return self._sequences[who]
 
     def _shown(self, name: str, who: str) -> tuple[int, ...]:
         return order_of(self.settings.seed, name, who, self.settings.mode)

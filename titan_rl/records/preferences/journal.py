@@ -18,7 +18,7 @@ from titan_rl.records.run_directory.rundir import sync_path
 _LINE_BYTES = 4 << 20
 """An edit takes at most six bytes a character."""
 Latest = dict[tuple[str, str], Judgement]
-"""Judgement that counts, by item and person."""
+"""Judgement that counts, by item and labeller."""
 
 
 class Journal:
@@ -95,5 +95,5 @@ def _read(path: Path, choices: Sequence[str]) -> tuple[list[Judgement], int]:
 
 
 def latest(judgements: Iterable[Judgement]) -> Latest:
-    """Judgements that count: of one person and item the last."""
+    """Judgements that count: of one labeller and item the last."""
     return {(judgement.item, judgement.who): judgement for judgement in judgements}

@@ -28,7 +28,7 @@ class RefusedJudgement(ValueError):
 
 @dataclass(frozen=True)
 class Judgement:
-    """One person's judgement of one item; a later one of the same person takes its place."""
+    """One labeller's judgement of one item; a later one of the same labeller takes its place."""
 
     id: str
     """By the page, for each judgement another: one that is sent again has the same."""
@@ -38,7 +38,7 @@ class Judgement:
     shown: tuple[int, ...]
     """Numbers of the item's answers in the order in which they were shown."""
     edit: str = ""
-    """Better answer by the person; empty: none."""
+    """Better answer by the labeller; empty: none."""
     seconds: float = 0.0
     """From the answers' appearance to the choice."""
     time: float = 0.0
@@ -50,12 +50,12 @@ class Judgement:
         return named | edit | {"seconds": self.seconds, "time": self.time}
 
     def repeats(self, other: "Judgement | None") -> bool:
-        """Whether it says what another one of the same person and item said."""
+        """Whether it says what another one of the same labeller and item said."""
         return other is not None and (self.choice, self.edit) == (other.choice, other.edit)
 
 
 def order_of(seed: int, item: str, who: str, mode: Mode) -> tuple[int, ...]:
-    """Order in which a person is shown an item's answers: a fair coin by the seed."""
+    """Order in which a labeller is shown an item's answers: a fair coin by the seed."""
     if mode == "ratings":
         return (0,)
     return (0, 1) if named_seed("shown", seed, item, who) % 2 == 0 else (1, 0)
@@ -72,7 +72,7 @@ def page_choices(mode: Mode) -> tuple[str, ...]:
 
 
 def name_of(value: Any) -> str:
-    """Name of a person, with single spaces. Errors: RefusedJudgement."""
+    """Name of a labeller, with single spaces. Errors: RefusedJudgement."""
     name = " ".join(unicodedata.normalize("NFKC", value[:200]).split()) if isinstance(value, str) else ""
     is_plain = all(unicodedata.category(sign)[0] in "LMN" or sign in _IN_NAMES for sign in name)
     if not 0 < len(name) <= _MOST_NAME or not is_plain or not name[0].isalnum():

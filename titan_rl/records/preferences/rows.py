@@ -15,7 +15,6 @@ from typing import Any
 
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.storage.files import replace_text
-from titan_rl.records.preferences.agreement import majority
 from titan_rl.records.preferences.items import Item, shown
 from titan_rl.records.preferences.journal import Latest
 from titan_rl.records.preferences.judgements import Judgement
@@ -34,6 +33,14 @@ def judged_items(latest: Latest) -> dict[str, list[Judgement]]:
     for judgement in latest.values():
         judged.setdefault(judgement.item, []).append(judgement)
     return judged
+
+
+def majority(choices: Sequence[str]) -> str | None:
+    """Choice of more than half of all; None without one."""
+    if not choices:
+        return None
+    [(choice, count)] = Counter(choices).most_common(1)
+    return choice if 2 * count > len(choices) else None
 
 
 def decision(judgements: Sequence[Judgement]) -> str | None:

@@ -1,7 +1,7 @@
-"""Summary of a collection: how far it is, what was decided, and how much people agree. Pure.
+"""Summary of a collection: how far it is, what was decided, and how much labellers agree. Pure.
 
-Alpha is of the items that are not planted: of planted ones all who look agree. A person's agreement with planted items
-is the share of those judged whose known choice was taken; a tie is none.
+Alpha is of the items that are not planted: of planted ones all who look agree. A labeller's agreement with planted
+items is the share of those judged whose known choice was taken; a tie is none.
 """
 
 from collections import Counter
@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from titan_rl.records.preferences.agreement import nominal_alpha
 from titan_rl.records.preferences.collection import Record
 from titan_rl.records.preferences.items import CHOICES
 from titan_rl.records.preferences.journal import Latest, latest
+from titan_rl.records.preferences.krippendorff import nominal_alpha
 from titan_rl.records.preferences.rows import decision, judged_items
 from titan_rl.records.statistics import Proportion
 
@@ -30,8 +30,8 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Person:
-    """One person's judgements."""
+class Labeller:
+    """One labeller's judgements."""
 
     name: str
     judgements: int
@@ -62,16 +62,16 @@ class Summary:
     """Items with two judgements or more."""
     first_chosen: Proportion | None
     """Of pairs with a preference, how often it was the answer shown first; None for ratings."""
-    people: list[Person]
+    labellers: list[Labeller]
 
     def as_dict(self) -> dict[str, Any]:
         first = None if self.first_chosen is None else self.first_chosen.as_dict()
-        people = [
+        labellers = [
             {"name": each.name, "judgements": each.judgements, "median_seconds": each.seconds}
             | {"planted": None if each.planted is None else each.planted.as_dict()}
-            for each in self.people
+            for each in self.labellers
         ]
-        return vars(self) | {"first_chosen": first, "people": people}
+        return vars(self) | {"first_chosen": first, "labellers": labellers}
 
 
 def summary_of(record: Record) -> Summary:
@@ -92,7 +92,7 @@ def summary_of(record: Record) -> Summary:
         alpha=nominal_alpha(choices),
         alpha_items=sum(len(each) > 1 for each in choices),
         first_chosen=_first_chosen(counted),
-        people=_people(record, counted),
+        labellers=_labellers(record, counted),
     )
 
 
@@ -110,15 +110,15 @@ def _first_chosen(counted: Latest) -> Proportion | None:
     return Proportion(first, len(preferred)) if preferred else None
 
 
-def _people(record: Record, counted: Latest) -> list[Person]:
+def _labellers(record: Record, counted: Latest) -> list[Labeller]:
     planted = {item.id: item.planted for item in record.items if item.planted}
-    people = []
+    labellers = []
     for name in sorted({who for _, who in counted}):
         own = [judgement for (_, who), judgement in counted.items() if who == name]
         right = [planted[each.item] == each.choice for each in own if each.item in planted]
         agreement = Proportion(sum(right), len(right)) if right else None
-        people.append(Person(name, len(own), agreement, sorted(each.seconds for each in own)[len(own) // 2]))
-    return people
+        labellers.append(Labeller(name, len(own), agreement, sorted(each.seconds for each in own)[len(own) // 2]))
+    return labellers
 
 
 # the table
@@ -126,7 +126,9 @@ def _people(record: Record, counted: Latest) -> list[Person]:
 
 def table(summary: Summary) -> str:
     """Lines for people, in columns."""
-    return "\n\n".join(_columns(rows) for rows in (list(_facts(summary)), list(_of_people(summary))) if len(rows) > 1)
+    return "\n\n".join(
+        _columns(rows) for rows in (list(_facts(summary)), list(_of_labellers(summary))) if len(rows) > 1
+    )
 
 
 def _facts(summary: Summary) -> Iterator[tuple[str, ...]]:
@@ -143,9 +145,9 @@ def _facts(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield "first preferred", f"{summary.first_chosen.value:.1%}", f"of the two shown; 95 % {low:.1%} to {high:.1%}"
 
 
-def _of_people(summary: Summary) -> Iterator[tuple[str, ...]]:
-    yield "person", "judgements", "median", "planted", "95 % interval"
-    for each in summary.people:
+def _of_labellers(summary: Summary) -> Iterator[tuple[str, ...]]:
+    yield "labeller", "judgements", "median", "planted", "95 % interval"
+    for each in summary.labellers:
         yield each.name, str(each.judgements), f"{each.seconds:.1f} s", *_planted(each.planted)
 
 

@@ -1,7 +1,7 @@
 """Web application of the collection page: what a browser may send, and what it is answered.
 
     GET  page.html, page.js, page.css     as they stand beside this file
-    GET  next?who=Ann                     the person's next item
+    GET  next?who=Ann                     the labeller's next item
     POST judgements                       a judgement; answered when it is on disk, with the next item
 
 Whatever a browser sends is bounded and checked. What was refused is JSON with one line, ``error``; answers are JSON,
@@ -104,7 +104,7 @@ class OwnPages:
         return {"saved": saved.id} | self._state(saved.who)
 
     def _state(self, who: str) -> dict[str, Any]:
-        """State of a person: counts, and the next item with its answers in the order of the page."""
+        """State of a labeller: counts, and the next item with its answers in the order of the page."""
         asked, (done, left) = self._collection.next_item(who), self._collection.progress(who)
         state = {"who": who, "mode": self._collection.settings.mode, "done": done, "left": left, "item": None}
         if asked is not None:

@@ -58,6 +58,8 @@ def run_items(run: Path, mode: Mode, *, step: int | None, count: int, seed: int)
     if is_on_data(run_dir):
         raise ConfigError(f"{run} is a run on data.file, which samples no answers: give --pairs FILE")
     steps = recorded_steps(run_dir.rollouts)
+    if not steps and (run / "tokenizer.json").is_file():
+        raise ConfigError(f"{run} is a model: give --prompts FILE with what it is to answer")
     if not steps:
         raise ConfigError(f"{run} holds no rollouts yet: give a run that has done a step with a generator")
     if step is not None and step not in steps:

@@ -1,7 +1,7 @@
-"""Agreement of several people about the same items: Krippendorff's alpha for nominal values. Pure.
+"""Krippendorff's alpha for nominal values: agreement of several labellers about the same items. Pure.
 
-K. Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011). With n_uc the number of people who gave unit u the
-value c, m_u those who gave it any (units with one are left out), n_c = sum_u n_uc and n = sum_c n_c:
+K. Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011). With n_uc the number of labellers who gave
+unit u the value c, m_u those who gave it any (units with one are left out), n_c = sum_u n_uc and n = sum_c n_c:
 
     observed disagreement   D_o = sum_u sum_{c != k} n_uc n_uk / (m_u - 1) / n
     expected by chance      D_e = sum_{c != k} n_c n_k / (n (n - 1))
@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 
 def nominal_alpha(units: Iterable[Sequence[Hashable]]) -> float | None:
-    """Krippendorff's alpha. ``units``: the values that people gave each unit, without those that are missing.
+    """Krippendorff's alpha. ``units``: the values that labellers gave each unit, without those that are missing.
 
     None where it is not defined: no unit has two values, or all values are the same.
     """
@@ -30,11 +30,3 @@ def nominal_alpha(units: Iterable[Sequence[Hashable]]) -> float | None:
 def _disagreement(counts: Counter) -> int:
     """Ordered pairs of values that differ: the square of their number less the pairs that are alike."""
     return counts.total() ** 2 - sum(count**2 for count in counts.values())
-
-
-def majority(choices: Sequence[str]) -> str | None:
-    """Choice of more than half of all; None without one."""
-    if not choices:
-        return None
-    [(choice, count)] = Counter(choices).most_common(1)
-    return choice if 2 * count > len(choices) else None
