@@ -94,8 +94,7 @@ def report(folder: Path, *, as_json: bool) -> int:
 
 def _check(options: argparse.Namespace, overrides: Overrides) -> None:
     """Errors: ConfigError for arguments that do not go together."""
-    given = [name for name in _OF_SOURCES if getattr(options, name) not in (None, False)]
-    if options.report is not None and (options.source or given or options.labellers or overrides):
+    if options.report is not None and (options.source or _given(options) or options.labellers or overrides):
         raise ConfigError("--report DIR stands alone, or beside --json: leave the others out")
     if options.json and options.report is None:
         raise ConfigError("--json is of --report DIR: give that, or leave it out")
@@ -107,6 +106,12 @@ def _check(options: argparse.Namespace, overrides: Overrides) -> None:
         raise ConfigError(f"--seed {options.seed}: give 0 or more, below 2^31")
     if options.report is None:
         _check_source(options, overrides)
+
+
+def _given(options: argparse.Namespace) -> list[str]:
+    """Arguments of a new collection that were given; 0 is a value."""
+    values = {name: getattr(options, name) for name in _OF_SOURCES}
+    return [name for name, value in values.items() if value is not None and value is not False]
 
 
 def _check_source(options: argparse.Namespace, overrides: Overrides) -> None:
@@ -128,8 +133,8 @@ def _check_source(options: argparse.Namespace, overrides: Overrides) -> None:
 def _folder(options: argparse.Namespace) -> Path:
     """Folder of the collection. Errors: ConfigError for a collection beside arguments of a new one."""
     if options.source is not None and is_collection(options.source):
-        if name := next((name for name in _OF_SOURCES if getattr(options, name) not in (None, False)), None):
-            raise ConfigError(f"{options.source} is a collection: go on with it without --{name.replace('_', '-')}")
+        if given := _given(options):
+            raise ConfigError(f"{options.source} is a collection: go on with it without --{given[0].replace('_', '-')}")
         return options.source
     named = Path(options.pairs.rstrip("/")).stem if options.source is None else options.source.resolve().name
     return options.out or Path("preferences", named or "collection")
