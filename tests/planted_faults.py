@@ -300,6 +300,14 @@ FAULTS = (
         ("records/test_checkpoint_folder.py::test_a_damaged_checkpoint_is_recognised_and_the_one_before_is_taken",),
     ),
     Fault(
+        "judgement_said_saved_before_it_is_on_disk",
+        "A person's choice is called saved while it is in the system's memory only",
+        "titan_rl/records/preferences/journal.py",
+        "_write_all(self._descriptor, data)\n            os.fsync(self._descriptor)",
+        "_write_all(self._descriptor, data)",
+        ("records/preferences/test_journal.py::test_it_is_synced_before_append_returns",),
+    ),
+    Fault(
         "failed_run_exits_with_0",
         "A run that ends by a fault has exit code 0",
         "titan_rl/train.py",

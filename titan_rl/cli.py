@@ -13,6 +13,7 @@ from titan_rl.config.load import ConfigError, load_config, nearest
 from titan_rl.config.sections.suites import PRESETS
 from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
+from titan_rl.diagnostics.web.collect import arguments as collect_arguments
 from titan_rl.train import add_arguments, join_torchrun, train_command
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ def _parser() -> Parser:
     watch = commands.add_parser("watch", help="a page that looks inside runs, active or ended; Ctrl-C ends it")
     watch.add_argument("runs", type=Path, nargs="+", metavar="run", help="run directory; others are drawn beside it")
     watch.add_argument("--port", type=int, default=0, metavar="N", help="of 127.0.0.1 (any that is free)")
+
+    collect_arguments.add_arguments(
+        commands.add_parser("collect", help="a page where people choose between answers, or rate and edit them")
+    )
 
     trace = commands.add_parser("trace", help="who did what when in each step, for Perfetto")
     trace.add_argument("run", type=Path, help="run directory")
@@ -261,6 +266,12 @@ def _watch(options: argparse.Namespace, overrides: dict) -> int:
     return watch(options.runs, options.port, say)
 
 
+def _collect(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.web.collect.command import collect
+
+    return collect(options, overrides)
+
+
 def _trace(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.trace_export import export_trace
 
@@ -359,6 +370,7 @@ _COMMANDS = {
     "ledger": _ledger,
     "show": _show,
     "watch": _watch,
+    "collect": _collect,
     "trace": _trace,
     "hack-check": _hack_check,
     "replay": _replay,
