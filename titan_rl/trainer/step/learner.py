@@ -36,7 +36,6 @@ from titan_rl.trainer.distributed.ranks import (
     parallel_dims,
     reduced,
 )
-from titan_rl.trainer.learning import LearningModel
 from titan_rl.trainer.model.optimizer import build_optimizer, set_optimizer
 from titan_rl.trainer.model.sharded_model import Columns, make_sharded
 from titan_rl.trainer.objective.nonfinite import find_nonfinite_samples
@@ -58,7 +57,7 @@ from titan_rl.trainer.objective.preparation import (
     with_role_columns,
 )
 from titan_rl.trainer.objective.whole_rollouts import JoinedLoss, joined_loss
-from titan_rl.trainer.rank_interface import T, TrainerRank
+from titan_rl.trainer.rank_interface import LearningModel, T, TrainerRank
 from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen import FrozenRole, roles_with_trainer
 from titan_rl.trainer.roles.joint_step import joint_step
