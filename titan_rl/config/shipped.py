@@ -7,6 +7,9 @@ FOLDER = Path(__file__).parents[1] / "configs"
 """A link to the tree's configs/; a folder of its own in a wheel."""
 
 
+LISTED = "a name that `titan-rl train --help` lists"
+
+
 def shipped() -> dict[str, Path]:
     """Shipped TOMLs, name to file."""
     return {path.stem: path for path in sorted(FOLDER.rglob("*.toml"))}

@@ -107,13 +107,18 @@ class Forecast:
         busy = scenario.layout.ranks * trains + engines * self.generators
         return max(1 - busy / (self.scenario.devices * self.seconds), 0.0)
 
+    @property
+    def scored_beside(self) -> float:
+        """Of the scoring, what is done while other answers are sampled."""
+        return self.scoring if self.is_beside else self.scoring - self.scored_last
+
     def phases(self) -> dict[str, float]:
-        """In the order of a step."""
+        """In the order of a step; their sum is the step's seconds where one follows the other."""
         return {
             "prefill": self.generating.prefill,
             "decode": self.generating.decode,
             "tail": 0.0 if self.is_beside else self.generating.tail,
-            "score": self.scoring,
+            "score": self.scoring - (0.0 if self.is_beside else self.scored_beside),
             "forward_backward": self.training.forward_backward,
             "optimizer": self.training.optimizer,
             "publish": self.syncing.publish,
