@@ -107,12 +107,19 @@ def build_section(cls: type[T], values: dict[str, Any], section: str, also_known
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([section, *(str(part) for part in first["loc"])])
-        if first["type"].startswith("missing"):
-            raise ConfigError(f"{where} is needed, and is not given: set it") from None
-        if first["type"] == "string_type" and isinstance(first["input"], bool | int | float):
-            text = json.dumps(first["input"])
-            raise ConfigError(f"{where} = {text} is no text: put it in quotes, as in --{where} '\"{text}\"'") from None
-        raise ConfigError(f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise ConfigError(_refusal(where, first["type"], first["input"], first["msg"])) from None
+
+
+def _refusal(where: str, kind: str, value: Any, why: str) -> str:
+    """``kind`` and ``why``: of the validator's error."""
+    if kind.startswith("missing"):
+        return f"{where} is needed, and is not given: set it"
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        text = json.dumps(value)
+        return f"{where} = {text} is no text: put it in quotes, as in --{where} '\"{text}\"'"
+    if kind in ("list_type", "tuple_type") and isinstance(value, str):
+        return f"{where} = {value!r} is one text: give a list, {json.dumps([value], ensure_ascii=False)}"
+    return f"{where} = {value!r}: {why.removeprefix('Value error, ')}"
 
 
 def _check_keys(cls: Any, values: dict[str, Any], section: str, also_known: Iterable[str] = ()) -> None:

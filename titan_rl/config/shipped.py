@@ -7,7 +7,7 @@ FOLDER = Path(__file__).parents[1] / "configs"
 """A link to the tree's configs/; a folder of its own in a wheel."""
 
 
-LISTED = "a name that `titan-rl train --help` lists"
+LISTED = "a name such as quickstart (`titan-rl train --help` lists them)"
 
 
 def shipped() -> dict[str, Path]:

@@ -275,7 +275,7 @@ class LiveSession(RunView):
         Errors: ValueError for one that leaves no room for an answer, or for what vLLM does not sample at; TypeError for
         a text or a conversation in place of a list of them."""
         self._check_open()
-        _check_listed(prompts)
+        prompts = _listed(prompts)
         config, tokenizer = self.session.config, await asyncio.to_thread(lambda: self.tokenizer)
         set_text(tokenizer, settings_of(config))
         rollout = config.rollout
@@ -314,12 +314,14 @@ class LiveSession(RunView):
         )
 
 
-def _check_listed(prompts: Any) -> None:
+def _listed(prompts: Any) -> list[Any]:
     """Errors: TypeError for what is a prompt itself, whose letters or messages would be asked one by one."""
     if isinstance(prompts, str | bytes):
         raise TypeError(f"prompts = {prompts!r:.80} is one text: give a list, [{prompts!r:.80}]")
-    if isinstance(prompts, Mapping) or any(isinstance(each, Mapping) for each in prompts):
+    each = [prompts] if isinstance(prompts, Mapping) else list(prompts)
+    if any(isinstance(one, Mapping) for one in each):
         raise TypeError("prompts is one conversation: give a list of them, [[{'role': 'user', 'content': ...}]]")
+    return each
 
 
 async def _tick() -> None:

@@ -52,6 +52,8 @@ def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_
         print(json.dumps(report))
     else:
         unfinished = f"{count['not finished']} not finished, " if count["not finished"] else ""
-        counted = f"{count['passed']} passed, {count['wrong']} wrong, {unfinished}{count['not looked at']} not looked at"
+        counted = (
+            f"{count['passed']} passed, {count['wrong']} wrong, {unfinished}{count['not looked at']} not looked at"
+        )
         say(f"{counted}, in {seconds:.0f} s")
     return 1 if is_unwell else 0
