@@ -1,6 +1,7 @@
 """Commands, without any actor started: what they list, what they say to a mistake, and how they are started."""
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess

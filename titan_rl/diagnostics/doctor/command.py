@@ -29,7 +29,7 @@ def print_facts(facts: dict[str, str]) -> None:
 
 
 def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_json: bool) -> int:
-    """The exit code: 1 if anything is wrong, or not known as an actor ended. Errors: ConfigError, with nothing started."""
+    """The exit code: 1 if anything is wrong or a check did not end. Errors: ConfigError, with nothing started."""
     start = time.monotonic()
     fitting, _, lines = fit_and_place(check(load_config(config_file, overrides)), under_torchrun=False)
 
