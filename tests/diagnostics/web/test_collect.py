@@ -7,7 +7,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
 import pytest
+import running
 from another_user import as_another_user, ask, needs_root
 from collecting import served
 from made_rollouts import rollout_of
@@ -16,25 +18,32 @@ from row_tasks import write
 from starlette.testclient import TestClient
 
 from titan_rl.cli import main
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, load_resolved
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.controller.preflight.checks import tokenizer_of
 from titan_rl.data.storage.files import DiskFull
 from titan_rl.data.types import Group, Turn
 from titan_rl.diagnostics.bench.page.browser import browser_page, why_no_browser
 from titan_rl.diagnostics.web.collect import command, generation
 from titan_rl.diagnostics.web.collect.application import MOST_BYTES, application
-from titan_rl.diagnostics.web.collect.sources import file_items, planted_items, run_items
+from titan_rl.diagnostics.web.collect.recorded import run_items
+from titan_rl.diagnostics.web.collect.sources import asked_item, check_forms, disguised, file_items, planted_items
+from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.group import encode_prompt
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.records.evaluations.results import Answer, Question, SuiteResult
 from titan_rl.records.preferences.collection import Collection, Settings, create, read_collection
 from titan_rl.records.preferences.items import Item, shuffled
-from titan_rl.records.steps.rollouts import write_rollouts
+from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
 
+UNSCORED = "titan_rl.environments.rewards.unscored:zero"
 EVIL = "<script>document.title='forged'</script><img src=x onerror=\"document.title='forged'\">\x1b[2J"
 
 
 def collection(folder: Path, items: list[Item] | None = None, wanted: int = 1) -> Collection:
     items = items or [Item(f"{n}? {EVIL}", (f"{EVIL} {n}", f"wrong {n}"), f"line {n}") for n in range(5)]
-    create(folder, Settings(items[0].mode, 7, wanted, {}), shuffled(items, 7))
+    create(folder, Settings("pairs" if len(items[0].answers) > 1 else "ratings", 7, wanted, {}), shuffled(items, 7))
     return Collection(folder)
 
 
@@ -233,18 +242,29 @@ def test_a_row_that_does_not_fit_is_named_by_its_line(tmp_path, row, said):
 def recorded(root: Path, **settings) -> Path:
     """A run of one more step: a prompt with three answers, one with equal ones, one with answers that are cut."""
     run_dir = made_run(root, checkpoint=0, **settings)
-    turns = [Turn(2, 3, "stop"), Turn(3, 4, "stop")]
-    answers = {
-        "a?": [dict(text=f"answer {n}") for n in range(3)],
-        "b?": [dict(text="same")] * 3,
-        "c?": [dict(text=f"cut {n}", status="truncated") for n in range(3)],
-        "d?": [dict(text=f"of two turns {n}", turns=turns) for n in range(2)],
-    }
+    config = load_resolved(run_dir.config)
+    task, tokenizer = make_task(config.task), tokenizer_of(config)
+    stream, turns = PromptStream(task, config.run.seed), [Turn(2, 3, "stop"), Turn(3, 4, "stop")]
+    answers = [
+        [dict(text=f"answer {n}") for n in range(3)],
+        [dict(text="same")] * 3,
+        [dict(text=f"cut {n}", status="truncated") for n in range(3)],
+        [dict(text=f"of two turns {n}", turns=turns) for n in range(2)],
+    ]
     groups = []
-    for number, (question, changes) in enumerate(answers.items(), 50):
-        name = f"train/{number:07d}"
-        rollouts = [rollout_of(name, sample, **each) for sample, each in enumerate(changes)]
-        groups.append(Group(name, rollouts, question=question))
+    for number, changes in enumerate(answers, 50):
+        prompt = stream.at(number)
+        tokens = encode_prompt(task, tokenizer, prompt)
+        length = len(tokens)
+        of_prompt = dict(
+            tokens=np.append(tokens, tokens[:2]),
+            provenance=np.array([0] * length + [1, 1], np.int8),
+            logprobs=np.zeros(length + 2, np.float32),
+            versions=np.array([-1] * length + [1, 1], np.int32),
+            turns=[Turn(length, length + 2, "stop")],
+        )
+        rollouts = [rollout_of(prompt.id, sample, **of_prompt | each) for sample, each in enumerate(changes)]
+        groups.append(Group(prompt.id, rollouts, question=prompt.text, task=prompt.task))
     write_rollouts(run_dir.rollouts, 3, groups)
     return root
 
@@ -252,22 +272,54 @@ def recorded(root: Path, **settings) -> Path:
 def test_two_answers_of_a_run_that_differ_and_ended(tmp_path):
     root = recorded(tmp_path / "run")
     [item] = run_items(root, "pairs", step=3, count=10, seed=1)
-    assert (
-        item.prompt == "a?" and len(set(item.answers)) == 2 and item.source.startswith("step 3 train/0000050 samples")
-    )
-    drawn = {run_items(root, "pairs", step=3, count=10, seed=seed)[0].answers for seed in range(20)}
+    assert len(set(item.answers)) == 2 and item.source.startswith("step 3 train/0000050 samples")
+    drawn = {run_items(root, "pairs", step=3, count=10, seed=seed)[0].answers for seed in range(8)}
     assert len(drawn) > 2
-    assert [each.prompt for each in run_items(root, "ratings", step=3, count=10, seed=1)] == ["a?", "b?"]
+    rated = run_items(root, "ratings", step=3, count=10, seed=1)
+    assert [each.source.split()[2] for each in rated] == ["train/0000050", "train/0000051"]
+    assert run_items(root, "ratings", step=None, count=2, seed=1) == rated, "the newest step first"
 
 
-def test_a_chats_question_becomes_messages(tmp_path):
+ASKED = "Reverse this text character by character, and give the reversed text within <reversed_text> tags:\n\n"
+
+
+@pytest.mark.parametrize("style", ["compact", "chat"])
+def test_a_runs_prompt_is_what_its_model_was_asked(tmp_path, monkeypatch, style):
+    """Not the words that a page about the run shows: the task's instruction and its system prompt, too."""
+    chat = dict(task__style="chat", task__system_prompt="Be brief.") if style == "chat" else {}
+    monkeypatch.delitem(running.SMALL, "task.options.max_value")
+    root = recorded(tmp_path / "run", task__name="reverse_text", **chat)
+    [item] = run_items(root, "pairs", step=None, count=1, seed=1)
+    question = read_rollouts(root / "rollouts", 3)[0].question
+    if style == "compact":
+        assert item.prompt == f"{question}>" and isinstance(item.answers[0], str)
+    else:
+        system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": ASKED + question}
+        assert item.prompt == [system, user] and item.answers[0][0]["role"] == "assistant"
+
+
+def test_a_prompt_that_the_model_was_not_asked_is_refused(tmp_path):
     root = recorded(tmp_path / "run")
     config = json.loads((root / "config.json").read_text())
-    config["task"] |= {"style": "chat", "system_prompt": "Be brief."}
+    config["task"]["options"]["max_value"] = 50
     (root / "config.json").write_text(json.dumps(config))
-    [item] = run_items(root, "pairs", step=None, count=1, seed=1)
-    assert [each["role"] for each in item.prompt] == ["system", "user"] and item.prompt[1]["content"] == "a?"
-    assert item.answers[0][0]["role"] == "assistant"
+    with pytest.raises(ConfigError, match="nobody can tell what was asked") as caught:
+        run_items(root, "pairs", step=None, count=1, seed=1)
+    assert "\n" not in str(caught.value)
+    config["task"] |= {"name": "my.module:Task", "options": {}}
+    (root / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="--run.plugin_path FOLDER"):
+        run_items(root, "pairs", step=None, count=1, seed=1)
+
+
+def test_tools_and_template_options_of_a_prompt_are_in_its_item(tmp_path):
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+    beside = {"tools": tools, "chat_template_kwargs": {"brief": True}}
+    rows = [{"prompt": [{"role": "user", "content": f"{n}?"}]} | beside for n in range(9)]
+    options = {"file": str(write(tmp_path, rows, "rows.jsonl"))}
+    task = make_task(TaskConfig(name="jsonl", style="chat", reward=UNSCORED, options=options))
+    item = asked_item(task, task.prompt("train", 1, 0), ["x", "y"], "here")
+    assert item.beside == beside and item.prompt[0]["content"] in [f"{n}?" for n in range(9)]
 
 
 def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch, capsys):
@@ -301,9 +353,9 @@ def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch, 
         assert main([*asked, *more]) == 2 and said in capsys.readouterr().err
     assert main([*asked, "--max-new-tokens", "9", "--seed", "5"]) == 0
     other = ["--max-new-tokens", "9", "--seed", "5", "--generator.max_num_seqs", "3"]
-    assert main([*asked, *other]) == 2 and "begun with settings" in capsys.readouterr().err
+    assert main([*asked, *other]) == 2 and "begun with another settings" in capsys.readouterr().err
     items = {item.prompt: item for item in read_collection(tmp_path / "out").items}
-    assert {name: item.answers for name, item in items.items()} == {"0+1=": ("1", "2"), "3+1=": ("3", "4")}
+    assert {name: set(item.answers) for name, item in items.items()} == {"0+1=": {"1", "2"}, "3+1=": {"3", "4"}}
     assert items["3+1="].source == "prompts.jsonl line 4"
 
 
@@ -353,13 +405,13 @@ def test_a_collection_is_gone_on_with_and_another_one_refused(begun, tmp_path, c
     assert main(["collect", *begun, "--labellers", "3"]) == 0 and main(["collect", str(tmp_path / "out")]) == 0
     assert read_collection(tmp_path / "out").settings.wanted == 3
     assert (tmp_path / "out" / "items.jsonl").read_bytes() == items
-    for more, said in ((["--seed", "5"], "begun with seed"), (["--rate"], "rate"), (["--count", "2"], "count")):
+    for more, said in ((["--seed", "5"], "begun with another seed"), (["--rate"], "rate"), (["--count", "2"], "count")):
         assert main(["collect", *begun, *more]) == 2 and said in capsys.readouterr().err
     assert main(["collect", str(tmp_path / "out"), "--seed", "0"]) == 2
     assert "without --seed" in capsys.readouterr().err
     with open(tmp_path / "pairs.jsonl", "a") as file:
         file.write("\n")
-    assert main(["collect", *begun]) == 2 and "begun with pairs" in capsys.readouterr().err
+    assert main(["collect", *begun]) == 2 and "begun with another pairs" in capsys.readouterr().err
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path, capsys):
