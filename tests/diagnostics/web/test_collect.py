@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import running
 from another_user import as_another_user, ask, needs_root
+from chat_models import make_chat_model
 from collecting import served
 from made_rollouts import rollout_of
 from made_run import made_run
@@ -27,7 +28,7 @@ from titan_rl.diagnostics.bench.page.browser import browser_page, why_no_browser
 from titan_rl.diagnostics.web.collect import command, generation
 from titan_rl.diagnostics.web.collect.application import MOST_BYTES, application
 from titan_rl.diagnostics.web.collect.recorded import run_items
-from titan_rl.diagnostics.web.collect.sources import asked_item, check_forms, disguised, file_items, planted_items
+from titan_rl.diagnostics.web.collect.sources import asked_item, file_items, planted_items
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rollout.group import encode_prompt
@@ -286,7 +287,10 @@ ASKED = "Reverse this text character by character, and give the reversed text wi
 @pytest.mark.parametrize("style", ["compact", "chat"])
 def test_a_runs_prompt_is_what_its_model_was_asked(tmp_path, monkeypatch, style):
     """Not the words that a page about the run shows: the task's instruction and its system prompt, too."""
-    chat = dict(task__style="chat", task__system_prompt="Be brief.") if style == "chat" else {}
+    chat = {}
+    if style == "chat":
+        model = str(make_chat_model(tmp_path / "model"))
+        chat = dict(model__path=model, task__style="chat", task__system_prompt="Be brief.")
     monkeypatch.delitem(running.SMALL, "task.options.max_value")
     root = recorded(tmp_path / "run", task__name="reverse_text", **chat)
     [item] = run_items(root, "pairs", step=None, count=1, seed=1)

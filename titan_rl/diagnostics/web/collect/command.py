@@ -86,7 +86,9 @@ def serve(folder: Path, labellers: int | None, server: "PageServer") -> int:
 
 
 def report(folder: Path, *, as_json: bool) -> int:
-    """Print a collection's summary, and write its rows unless another process serves it. Errors: ConfigError; DiskFull."""
+    """Print a collection's summary, and write its rows unless another process serves it.
+
+    Errors: ConfigError; DiskFull."""
     check_folder(folder, write=True)
     record = read_collection(folder)
     summary = summary_of(record)

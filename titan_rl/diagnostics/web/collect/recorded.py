@@ -104,7 +104,7 @@ class _Prompts:
         tokens = encode_prompt(task, self._tokenizer, prompt)
         if not all(np.array_equal(rollout.tokens[: rollout.turns[0].start], tokens) for rollout in drawn):
             raise ConfigError(
-                f"step {self._step} {group.prompt_id}: the run's task makes another prompt than the recorded tokens, so "
+                f"step {self._step} {group.prompt_id}: the run's task makes another prompt than was recorded, so "
                 f"nobody can tell what was asked: put its data, model and release back, or give --pairs FILE"
             )
         samples = ", ".join(str(rollout.sample) for rollout in drawn)
