@@ -56,7 +56,7 @@ class Item:
     def editable(self) -> str | None:
         """Text of a rated answer that a labeller may rewrite: its last message's content; None where that calls tools,
         and for pairs."""
-        if len(self.answers) > 1:
+        if len(self.answers) != 1:
             return None
         [answer] = self.answers
         if isinstance(answer, str):
