@@ -30,6 +30,7 @@ from titan_rl.data.types import Group, Turn
 from titan_rl.diagnostics.bench.page.browser import browser_page, why_no_browser
 from titan_rl.diagnostics.web.collect import application as applications
 from titan_rl.diagnostics.web.collect import command, generation
+from titan_rl.diagnostics.web.collect import recorded as recorded_answers
 from titan_rl.diagnostics.web.collect.application import MOST_BYTES, application
 from titan_rl.diagnostics.web.collect.recorded import run_items
 from titan_rl.diagnostics.web.collect.sources import (
@@ -395,7 +396,7 @@ def recorded(root: Path, **settings) -> Path:
     return root
 
 
-def test_two_answers_of_a_run_that_differ_and_ended(tmp_path):
+def test_two_answers_of_a_run_that_differ_and_ended(tmp_path, monkeypatch):
     root = recorded(tmp_path / "run")
     [item] = run_items(root, "pairs", step=3, count=10, seed=1)
     assert len(set(item.answers)) == 2 and item.source.startswith("step 3 train/0000050 samples")
@@ -404,6 +405,9 @@ def test_two_answers_of_a_run_that_differ_and_ended(tmp_path):
     rated = run_items(root, "ratings", step=3, count=10, seed=1)
     assert [each.source.split()[2] for each in rated] == ["train/0000050", "train/0000051"]
     assert run_items(root, "ratings", step=None, count=2, seed=1) == rated, "the newest step first"
+    monkeypatch.setattr(recorded_answers, "MOST_CHARACTERS", 5)
+    with pytest.raises(ConfigError, match="has no prompt with answers to judge"):
+        run_items(root, "ratings", step=3, count=10, seed=1)
 
 
 ASKED = "Reverse this text character by character, and give the reversed text within <reversed_text> tags:\n\n"
