@@ -303,7 +303,7 @@ FAULTS = (
         "judgement_said_saved_before_it_is_on_disk",
         "A person's choice is called saved while it is in the system's memory only",
         "titan_rl/records/preferences/journal.py",
-        "_write_all(self._descriptor, data)\n            os.fsync(self._descriptor)",
+        "_write_all(self._descriptor, data)\n                os.fsync(self._descriptor)",
         "_write_all(self._descriptor, data)",
         ("records/preferences/test_journal.py::test_it_is_synced_before_append_returns",),
     ),

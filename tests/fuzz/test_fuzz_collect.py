@@ -13,6 +13,7 @@ from titan_rl.config.io.bounded_files import parse_json
 from titan_rl.config.load import ConfigError
 from titan_rl.records.preferences.collection import Collection, Settings, create, read_collection
 from titan_rl.records.preferences.items import Item, shuffled
+from titan_rl.records.preferences.journal import latest
 from titan_rl.records.preferences.judgements import RefusedJudgement, judgement_of, page_choices
 from titan_rl.records.preferences.rows import judged_items, rows_of
 from titan_rl.records.preferences.summary import summary_of, table
@@ -20,7 +21,12 @@ from titan_rl.records.preferences.summary import summary_of, table
 JUDGEMENT = {"id": "id-000001", "item": "0000", "who": "Ann", "choice": "first", "edit": "é", "seconds": 1.5}
 OWN = JUDGEMENT | {"choice": "a", "shown": [1, 0], "time": 1e9}
 ITEMS = [Item(f"{n}?", (f"a{n}", f"b{n}"), f"line {n}", "a" if n == 2 else "") for n in range(3)]
-SENT = st.just(JUDGEMENT).flatmap(spoilt) | VALUES
+NUMBERED = st.builds(
+    lambda number, choice: JUDGEMENT | {"id": f"id-{number:06d}", "choice": choice, "edit": ""},
+    st.integers(0, 3),
+    st.sampled_from(["first", "second", "tie"]),
+)
+SENT = NUMBERED | NUMBERED.flatmap(spoilt) | VALUES
 
 
 @contextmanager
@@ -33,17 +39,21 @@ def folder() -> Iterator[Path]:
 @fuzz(sent=lists_of(SENT.map(as_json) | ANY_TEXT))
 def test_what_a_browser_sends_is_recorded_or_refused_in_one_line(sent):
     with folder() as path:
-        collection, saved = Collection(path), {}
+        collection, saved, ids = Collection(path), {}, set()
         for text in sent:
             try:
                 judgement = judgement_of(parse_json(text.encode("utf-8", "surrogatepass")), page_choices("pairs"))
+                is_new = judgement.id not in ids
                 own = collection.judge(judgement)
-                saved[own.item, own.who] = own.choice
+                ids.add(own.id)
+                if is_new:
+                    saved[own.item, own.who] = own.choice
             except ValueError as error:
                 assert_one_line(error) if isinstance(error, RefusedJudgement) else None
         collection.close()
         record = read_collection(path)
-        assert {(each.item, each.who) for each in record.judgements} == set(saved)
+        counted = {key: each.choice for key, each in latest(record.judgements).items()}
+        assert counted == saved
 
 
 def read(path: Path) -> None:

@@ -1,14 +1,20 @@
 """The collection page: what a browser may send, what is judged, and what the command says to a mistake."""
 
+import asyncio
 import json
+import os
 import re
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
 import pytest
+import running
 from another_user import as_another_user, ask, needs_root
+from chat_models import make_chat_model
 from collecting import served
 from made_rollouts import rollout_of
 from made_run import made_run
@@ -16,25 +22,42 @@ from row_tasks import write
 from starlette.testclient import TestClient
 
 from titan_rl.cli import main
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, load_resolved
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.controller.preflight.checks import tokenizer_of
 from titan_rl.data.storage.files import DiskFull
 from titan_rl.data.types import Group, Turn
 from titan_rl.diagnostics.bench.page.browser import browser_page, why_no_browser
+from titan_rl.diagnostics.web.collect import application as applications
 from titan_rl.diagnostics.web.collect import command, generation
+from titan_rl.diagnostics.web.collect import recorded as recorded_answers
 from titan_rl.diagnostics.web.collect.application import MOST_BYTES, application
-from titan_rl.diagnostics.web.collect.sources import file_items, planted_items, run_items
+from titan_rl.diagnostics.web.collect.recorded import run_items
+from titan_rl.diagnostics.web.collect.sources import (
+    asked_item,
+    check_forms,
+    disguised,
+    drawn,
+    file_items,
+    planted_items,
+)
+from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.group import encode_prompt
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.records.evaluations.results import Answer, Question, SuiteResult
 from titan_rl.records.preferences.collection import Collection, Settings, create, read_collection
 from titan_rl.records.preferences.items import Item, shuffled
-from titan_rl.records.steps.rollouts import write_rollouts
+from titan_rl.records.preferences.judgements import judgement_of, page_choices
+from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
 
+UNSCORED = "titan_rl.environments.rewards.unscored:zero"
 EVIL = "<script>document.title='forged'</script><img src=x onerror=\"document.title='forged'\">\x1b[2J"
 
 
 def collection(folder: Path, items: list[Item] | None = None, wanted: int = 1) -> Collection:
     items = items or [Item(f"{n}? {EVIL}", (f"{EVIL} {n}", f"wrong {n}"), f"line {n}") for n in range(5)]
-    create(folder, Settings(items[0].mode, 7, wanted, {}), shuffled(items, 7))
+    create(folder, Settings("pairs" if len(items[0].answers) > 1 else "ratings", 7, wanted, {}), shuffled(items, 7))
     return Collection(folder)
 
 
@@ -62,9 +85,14 @@ def test_a_choice_is_in_the_journal_when_the_page_is_told(client, tmp_path):
 
 
 def test_neither_what_is_planted_nor_where_it_is_from_is_sent(tmp_path):
-    opened = collection(tmp_path / "c", [Item("1+1=", ("2", "3"), "planted, secret.jsonl line 1", "a")])
-    sent = TestClient(application(opened)).get("/next", params={"who": "Ann"}).text
-    assert "planted" not in sent and "secret" not in sent
+    items = [Item(f"{n}+1=", ("2", "3"), f"secret.jsonl line {n}", planted) for n, planted in enumerate(["", "a", "b"])]
+    opened = collection(tmp_path / "c", items)
+    client, shown = TestClient(application(opened)), []
+    while item := (reply := client.get("/next", params={"who": "Ann"})).json()["item"]:
+        assert "planted" not in reply.text and "secret" not in reply.text
+        shown.append(item)
+        client.post("/judgements", json=judgement(item["id"], id=f"id-00{item['id']}"))
+    assert len(shown) == 3 and {tuple(item) for item in shown} == {("id", "prompt", "answers", "editable")}
     opened.close()
 
 
@@ -97,6 +125,54 @@ def test_anything_else_is_refused_in_one_line_and_nothing_is_written(client, tmp
 def test_a_name_is_letters(client, who):
     assert client.get("/next", params={"who": who}).status_code == 400
     assert client.get("/next").status_code == 400
+
+
+def test_a_name_that_is_in_use_is_said_to_be(client):
+    known = [client.get("/next", params={"who": who}).json() for who in ("Ann", "ANN", "Bob")]
+    assert [each["is_known"] for each in known] == [False, True, False]
+    client.post("/judgements", json=judgement(who="Ann"))
+    again = client.get("/next", params={"who": "ann"}).json()
+    assert (again["who"], again["is_known"], again["done"]) == ("Ann", True, 1)
+
+
+def test_only_a_rated_answer_without_calls_can_be_edited(client, tmp_path):
+    assert client.get("/next", params={"who": "Ann"}).json()["item"]["editable"] is None
+    assert client.post("/judgements", json=judgement(choice="tie", edit="zz")).status_code == 400
+    message = {"role": "assistant", "content": "It is 42", "reasoning_content": "hm hm"}
+    opened = collection(tmp_path / "r", [Item([{"role": "user", "content": "q"}], ([message],), "x")])
+    item = TestClient(application(opened)).get("/next", params={"who": "Ann"}).json()["item"]
+    assert item["editable"] == "It is 42" and "hm hm" in item["answers"][0]
+    opened.close()
+
+
+def run_app(opened: Collection, receive) -> list[dict]:
+    """What is answered to a POST whose body comes from ``receive``."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/judgements", "query_string": b"", "root_path": ""}
+    scope |= {"headers": [(b"content-type", b"application/json")]}
+    asyncio.run(application(opened)(scope, receive, send))
+    return sent
+
+
+def test_a_body_that_never_ends_has_a_deadline(tmp_path, monkeypatch):
+    monkeypatch.setattr(applications, "BODY_SECONDS", 0.05)
+    opened = collection(tmp_path / "c")
+    sent = run_app(opened, lambda: asyncio.sleep(60))
+    assert sent[0]["status"] == 408 and b"did not end" in sent[1]["body"]
+    opened.close()
+
+
+def test_a_request_that_the_end_cuts_off_is_answered_and_no_error(tmp_path):
+    async def cancelled():
+        raise asyncio.CancelledError
+
+    opened = collection(tmp_path / "c")
+    assert run_app(opened, cancelled)[0]["status"] == 503
+    opened.close()
 
 
 def test_a_full_disk_is_said_and_nothing_is_called_saved(client, monkeypatch):
@@ -160,9 +236,14 @@ def test_in_a_browser(tmp_path):
         page.wait_for_selector("text=4 judged, 1 open")
         page.get_by_role("button", name="Second is better").click()
         page.wait_for_selector("text=That is all")
+        page.keyboard.press("Backspace")  # the last one, too
+        page.wait_for_selector("text=judge it again")
+        page.get_by_role("button", name="First is better").click()
+        page.wait_for_selector("text=That is all")
         assert "forged" not in page.title() and not page.elsewhere and not page.errors
     choices = [each.choice for each in read_collection(tmp_path / "pairs").judgements]
-    assert choices[2:5] == ["tie", "both_bad", "tie"] and len(choices) == 6
+    assert choices[2:5] == ["tie", "both_bad", "tie"] and len(choices) == 7
+    assert {*choices[5:]} == {"a", "b"}
     with served(tmp_path / "rated") as address, browser_page() as page:
         page.goto(address)
         page.get_by_label("Your name").fill("Bob")
@@ -173,12 +254,20 @@ def test_in_a_browser(tmp_path):
         page.keyboard.press("e")
         page.locator("#edit").fill("better 1")  # 1 in the text is no choice
         page.keyboard.press("Escape")
+        page.keyboard.press("Backspace")  # what is written and not sent stays
+        page.wait_for_selector("text=judge this one first")
         page.keyboard.press("2")
+        page.wait_for_selector("text=That is all")
+        page.get_by_role("button", name="Back").click()
+        page.wait_for_selector("text=judge it again")
+        assert page.locator("#edit").input_value() == "better 1"
+        page.keyboard.press("1")
         page.wait_for_selector("text=That is all")
         assert not page.errors
     assert [(e.choice, e.edit) for e in read_collection(tmp_path / "rated").judgements] == [
         ("good", ""),
         ("bad", "better 1"),
+        ("good", "better 1"),
     ]
 
 
@@ -213,6 +302,53 @@ def test_planted_pairs_know_their_better_answer(tmp_path):
         planted_items(str(write(tmp_path, [{"prompt": "a?", "answers": ["x", "y"]}], "b.jsonl")), "pairs")
 
 
+def test_a_planted_row_whose_better_answer_is_not_clear_is_refused(tmp_path):
+    for answers in (["y", "x"], ["v", "w"]):
+        row = {"prompt": "a?", "chosen": "x", "rejected": "y", "answers": answers}
+        path = str(write(tmp_path, [row], "a.jsonl"))
+        for read in (planted_items, partial(file_items, "--pairs")):
+            with pytest.raises(ConfigError, match=r"a.jsonl line 1: 'answers' and 'chosen': keep"):
+                read(path, "pairs")
+
+
+def test_planted_items_look_like_the_others():
+    chat, system = [{"role": "user", "content": "q"}], [{"role": "system", "content": "Be brief."}]
+    text, plain, briefed = (Item(prompt, ("x", "y"), "known line 1", "a") for prompt in ("q", chat, system + chat))
+    for one in (text, plain, briefed):
+        check_forms([one], {one.form})
+        for other in (text, plain, briefed):
+            if other is not one:
+                with pytest.raises(ConfigError, match="known line 1: it is .*, and what is judged is .*write it alike"):
+                    check_forms([one], {other.form})
+    check_forms([], {None})
+
+
+def test_a_planted_prompt_comes_as_often_as_the_others(tmp_path):
+    rows = [{"prompt": f"{n}?", "chosen": "x", "rejected": "y"} for n in range(20)]
+    planted = planted_items(str(write(tmp_path, rows, "a.jsonl")), "ratings")
+    once = [Item(f"{n}!", ("z",), "x") for n in range(3)]
+    assert disguised(planted, [*once, *once], 1) == planted and len(planted) == 40
+    single = disguised(planted, once, 1)
+    assert [item.prompt for item in single] == [row["prompt"] for row in rows]
+    assert {item.planted for item in single} == {"good", "bad"}
+
+
+def test_rows_of_a_long_file_are_drawn_and_the_others_not_looked_at(tmp_path):
+    rows = [{"prompt": f"{n}?", "answers": ["x", "y"]} for n in range(60)]
+    path = str(write(tmp_path, [*rows, {"prompt": "long", "answers": ["x", "y" * 300_000]}], "a.jsonl"))
+    found = {
+        seed: [int(item.prompt[:-1]) for item in file_items("--pairs", path, "pairs", count=6, seed=seed)]
+        for seed in (1, 2)
+    }
+    for numbers in found.values():
+        assert len(numbers) == 6 and numbers == sorted(set(numbers)) and max(numbers) > 20
+    assert found[1] != found[2]
+    with pytest.raises(ConfigError, match="line 61"):
+        file_items("--pairs", path, "pairs", count=100)
+    counts = Counter(number for seed in range(400) for number in drawn(range(10), 3, seed))
+    assert len(counts) == 10 and all(80 < count < 160 for count in counts.values()), "all are as likely"
+
+
 @pytest.mark.parametrize(
     "row, said",
     [
@@ -233,41 +369,90 @@ def test_a_row_that_does_not_fit_is_named_by_its_line(tmp_path, row, said):
 def recorded(root: Path, **settings) -> Path:
     """A run of one more step: a prompt with three answers, one with equal ones, one with answers that are cut."""
     run_dir = made_run(root, checkpoint=0, **settings)
-    turns = [Turn(2, 3, "stop"), Turn(3, 4, "stop")]
-    answers = {
-        "a?": [dict(text=f"answer {n}") for n in range(3)],
-        "b?": [dict(text="same")] * 3,
-        "c?": [dict(text=f"cut {n}", status="truncated") for n in range(3)],
-        "d?": [dict(text=f"of two turns {n}", turns=turns) for n in range(2)],
-    }
+    config = load_resolved(run_dir.config)
+    task, tokenizer = make_task(config.task), tokenizer_of(config)
+    stream, turns = PromptStream(task, config.run.seed), [Turn(2, 3, "stop"), Turn(3, 4, "stop")]
+    answers = [
+        [dict(text=f"answer {n}") for n in range(3)],
+        [dict(text="same")] * 3,
+        [dict(text=f"cut {n}", status="truncated") for n in range(3)],
+        [dict(text=f"of two turns {n}", turns=turns) for n in range(2)],
+    ]
     groups = []
-    for number, (question, changes) in enumerate(answers.items(), 50):
-        name = f"train/{number:07d}"
-        rollouts = [rollout_of(name, sample, **each) for sample, each in enumerate(changes)]
-        groups.append(Group(name, rollouts, question=question))
+    for number, changes in enumerate(answers, 50):
+        prompt = stream.at(number)
+        tokens = encode_prompt(task, tokenizer, prompt)
+        length = len(tokens)
+        of_prompt = dict(
+            tokens=np.append(tokens, tokens[:2]),
+            provenance=np.array([0] * length + [1, 1], np.int8),
+            logprobs=np.zeros(length + 2, np.float32),
+            versions=np.array([-1] * length + [1, 1], np.int32),
+            turns=[Turn(length, length + 2, "stop")],
+        )
+        rollouts = [rollout_of(prompt.id, sample, **of_prompt | each) for sample, each in enumerate(changes)]
+        groups.append(Group(prompt.id, rollouts, question=prompt.text, task=prompt.task))
     write_rollouts(run_dir.rollouts, 3, groups)
     return root
 
 
-def test_two_answers_of_a_run_that_differ_and_ended(tmp_path):
+def test_two_answers_of_a_run_that_differ_and_ended(tmp_path, monkeypatch):
     root = recorded(tmp_path / "run")
     [item] = run_items(root, "pairs", step=3, count=10, seed=1)
-    assert (
-        item.prompt == "a?" and len(set(item.answers)) == 2 and item.source.startswith("step 3 train/0000050 samples")
-    )
-    drawn = {run_items(root, "pairs", step=3, count=10, seed=seed)[0].answers for seed in range(20)}
-    assert len(drawn) > 2
-    assert [each.prompt for each in run_items(root, "ratings", step=3, count=10, seed=1)] == ["a?", "b?"]
+    assert len(set(item.answers)) == 2 and item.source.startswith("step 3 train/0000050 samples")
+    answers = {run_items(root, "pairs", step=3, count=10, seed=seed)[0].answers for seed in range(8)}
+    assert len(answers) > 2
+    rated = run_items(root, "ratings", step=3, count=10, seed=1)
+    assert [each.source.split()[2] for each in rated] == ["train/0000050", "train/0000051"]
+    assert run_items(root, "ratings", step=None, count=2, seed=1) == rated, "the newest step first"
+    monkeypatch.setattr(recorded_answers, "MOST_CHARACTERS", 5)
+    with pytest.raises(ConfigError, match="has no prompt with answers to judge"):
+        run_items(root, "ratings", step=3, count=10, seed=1)
 
 
-def test_a_chats_question_becomes_messages(tmp_path):
+ASKED = "Reverse this text character by character, and give the reversed text within <reversed_text> tags:\n\n"
+
+
+@pytest.mark.parametrize("style", ["compact", "chat"])
+def test_a_runs_prompt_is_what_its_model_was_asked(tmp_path, monkeypatch, style):
+    """Not the words that a page about the run shows: the task's instruction and its system prompt, too."""
+    chat = {}
+    if style == "chat":
+        model = str(make_chat_model(tmp_path / "model"))
+        chat = dict(model__path=model, task__style="chat", task__system_prompt="Be brief.")
+    monkeypatch.delitem(running.SMALL, "task.options.max_value")
+    root = recorded(tmp_path / "run", task__name="reverse_text", **chat)
+    [item] = run_items(root, "pairs", step=None, count=1, seed=1)
+    question = read_rollouts(root / "rollouts", 3)[0].question
+    if style == "compact":
+        assert item.prompt == f"{question}>" and isinstance(item.answers[0], str)
+    else:
+        system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": ASKED + question}
+        assert item.prompt == [system, user] and item.answers[0][0]["role"] == "assistant"
+
+
+def test_a_prompt_that_the_model_was_not_asked_is_refused(tmp_path):
     root = recorded(tmp_path / "run")
     config = json.loads((root / "config.json").read_text())
-    config["task"] |= {"style": "chat", "system_prompt": "Be brief."}
+    config["task"]["options"]["max_value"] = 50
     (root / "config.json").write_text(json.dumps(config))
-    [item] = run_items(root, "pairs", step=None, count=1, seed=1)
-    assert [each["role"] for each in item.prompt] == ["system", "user"] and item.prompt[1]["content"] == "a?"
-    assert item.answers[0][0]["role"] == "assistant"
+    with pytest.raises(ConfigError, match="nobody can tell what was asked") as caught:
+        run_items(root, "pairs", step=None, count=1, seed=1)
+    assert "\n" not in str(caught.value)
+    config["task"] |= {"name": "my.module:Task", "options": {}}
+    (root / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="--run.plugin_path FOLDER"):
+        run_items(root, "pairs", step=None, count=1, seed=1)
+
+
+def test_tools_and_template_options_of_a_prompt_are_in_its_item(tmp_path):
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+    beside = {"tools": tools, "chat_template_kwargs": {"brief": True}}
+    rows = [{"prompt": [{"role": "user", "content": f"{n}?"}]} | beside for n in range(9)]
+    options = {"file": str(write(tmp_path, rows, "rows.jsonl"))}
+    task = make_task(TaskConfig(name="jsonl", style="chat", reward=UNSCORED, options=options))
+    item = asked_item(task, task.prompt("train", 1, 0), ["x", "y"], "here")
+    assert item.beside == beside and item.prompt[0]["content"] in [f"{n}?" for n in range(9)]
 
 
 def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch, capsys):
@@ -301,10 +486,46 @@ def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch, 
         assert main([*asked, *more]) == 2 and said in capsys.readouterr().err
     assert main([*asked, "--max-new-tokens", "9", "--seed", "5"]) == 0
     other = ["--max-new-tokens", "9", "--seed", "5", "--generator.max_num_seqs", "3"]
-    assert main([*asked, *other]) == 2 and "begun with settings" in capsys.readouterr().err
+    assert main([*asked, *other]) == 2 and "begun with another settings" in capsys.readouterr().err
+    assert main([*asked, "--max-new-tokens", "9", "--seed", "5", "--prompts", os.path.relpath(prompts)]) == 0
     items = {item.prompt: item for item in read_collection(tmp_path / "out").items}
-    assert {name: item.answers for name, item in items.items()} == {"0+1=": ("1", "2"), "3+1=": ("3", "4")}
+    assert {name: set(item.answers) for name, item in items.items()} == {"0+1=": {"1", "2"}, "3+1=": {"3", "4"}}
     assert items["3+1="].source == "prompts.jsonl line 4"
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (["--planted", "nowhere.jsonl"], "there is no file"),
+        (["--planted", "pairs.jsonl"], "a planted pair has 'chosen'"),
+        (["--planted", "chat.jsonl"], "it is messages without a system prompt, and what is judged is text"),
+        (["--port", "99999"], "cannot listen at port 99999"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_is_sampled(tmp_path, monkeypatch, capsys, more, said):
+    monkeypatch.chdir(tmp_path)
+    make_tiny(tmp_path / "model", seed=1)
+    chat = {
+        name: [{"role": role, "content": name}]
+        for name, role in (("prompt", "user"), ("chosen", "assistant"), ("rejected", "assistant"))
+    }
+    rows = {"prompts": {"prompt": "1+1="}, "pairs": {"prompt": "q", "answers": ["x", "y"]}, "chat": chat}
+    for name, row in rows.items():
+        write(tmp_path, [row], f"{name}.jsonl")
+    monkeypatch.setattr(generation, "sampled_answers", lambda checked: pytest.fail("it was sampled"))
+    assert main(["collect", "model", "--prompts", "prompts.jsonl", "--max-new-tokens", "9", "--out", "out", *more]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_settings_that_json_has_no_word_for_are_kept_as_text(tmp_path, monkeypatch):
+    """A date of TOML, and nan, which is not equal to itself."""
+    monkeypatch.setattr(generation, "model_items", lambda *arguments: [Item("q", ("x", "y"), "line 1")])
+    monkeypatch.setattr(command, "serve", lambda *arguments: 0)
+    prompts = str(write(tmp_path, [{"prompt": "1+1="}], "prompts.jsonl"))
+    options = ["--model.chat_template.options", "{ today = 2026-01-01, share = nan }"]
+    arguments = ["collect", str(tmp_path), "--prompts", prompts, "--out", str(tmp_path / "out"), *options]
+    assert main(arguments) == 0 and main(arguments) == 0
+    assert main([*arguments[:-1], "{ today = 2026-01-02, share = nan }"]) == 2
 
 
 # the command
@@ -327,7 +548,8 @@ def files(folder: Path) -> list[str]:
         (["--pairs", "y.jsonl", "--step", "3"], "--step 3 is of a run"),
         (["x", "--labellers", "0"], "--labellers 0"),
         (["x", "--seed", "-1"], "--seed -1"),
-        (["--report", "nowhere"], "nowhere"),
+        (["--report", "nowhere"], "nowhere is no collection: No such file or directory; give"),
+        (["--pairs", "y.jsonl", "--run.plugin_path", "."], "--run.* is of a model"),
         (["--report", "x", "--pairs", "y.jsonl"], "stands alone"),
         (["x", "--json"], "--report"),
     ],
@@ -353,13 +575,44 @@ def test_a_collection_is_gone_on_with_and_another_one_refused(begun, tmp_path, c
     assert main(["collect", *begun, "--labellers", "3"]) == 0 and main(["collect", str(tmp_path / "out")]) == 0
     assert read_collection(tmp_path / "out").settings.wanted == 3
     assert (tmp_path / "out" / "items.jsonl").read_bytes() == items
-    for more, said in ((["--seed", "5"], "begun with seed"), (["--rate"], "rate"), (["--count", "2"], "count")):
+    for more, said in ((["--seed", "5"], "begun with another seed"), (["--rate"], "rate"), (["--count", "2"], "count")):
         assert main(["collect", *begun, *more]) == 2 and said in capsys.readouterr().err
     assert main(["collect", str(tmp_path / "out"), "--seed", "0"]) == 2
     assert "without --seed" in capsys.readouterr().err
+    (tmp_path / "copy.jsonl").write_bytes((tmp_path / "pairs.jsonl").read_bytes())
+    assert main(["collect", "--pairs", str(tmp_path / "copy.jsonl"), *begun[2:]]) == 0, "the same rows"
     with open(tmp_path / "pairs.jsonl", "a") as file:
         file.write("\n")
-    assert main(["collect", *begun]) == 2 and "begun with pairs" in capsys.readouterr().err
+    assert main(["collect", *begun]) == 2 and "begun with another pairs" in capsys.readouterr().err
+
+
+def test_a_count_that_is_the_default_may_be_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "serve", lambda *arguments: 0)
+    monkeypatch.chdir(tmp_path)
+    recorded(tmp_path / "run")
+    arguments = ["collect", "run", "--step", "3"]
+    assert main(arguments) == 0 and main([*arguments, "--count", "200"]) == 0
+    assert main([*arguments, "--count", "100"]) == 2
+
+
+def test_a_report_beside_a_page_writes_no_rows(begun, tmp_path, capsys):
+    opened = Collection(tmp_path / "out")
+    opened.judge(judgement_of(judgement(choice="first"), page_choices("pairs")))
+    assert main(["collect", "--report", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert "served by another process" in said.err and "judgements       1" in said.out
+    assert not (tmp_path / "out" / "preferences.jsonl").exists()
+    opened.close()
+    assert main(["collect", "--report", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "preferences.jsonl").exists()
+
+
+def test_files_by_a_pattern_make_a_folder_with_a_plain_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "serve", lambda *arguments: 0)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, [{"prompt": "a?", "answers": ["x", "y"]}], "pairs.jsonl")
+    for pattern, name in (("pair*.jsonl", "pair"), ("*.jsonl", "collection")):
+        assert main(["collect", "--pairs", pattern]) == 0 and (tmp_path / "preferences" / name).is_dir()
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path, capsys):
@@ -393,5 +646,5 @@ def test_a_link_in_a_collection_leads_nowhere(begun, tmp_path, capsys):
         path.unlink(missing_ok=True)
         path.symlink_to(outside)
         assert main(["collect", "--report", str(tmp_path / "out")]) == 2 and main(["collect", *begun]) == 2
-        assert "leads out" in capsys.readouterr().err and outside.read_text() == "kept"
+        assert "leads out of the collection" in capsys.readouterr().err and outside.read_text() == "kept"
         path.unlink()

@@ -99,7 +99,7 @@ def test_nothing_that_was_called_saved_is_lost_and_nothing_counts_twice(collecte
     journal = [json.loads(line) for line in (collected.out / "judgements.jsonl").read_text().splitlines()]
     kept = Counter((each["item"], each["who"]) for each in journal)
     assert set(kept.values()) == {1} and len(kept) == 2 * (PAIRS + PLANTED)
-    items = {each["id"]: each for each in map(json.loads, (collected.out / "items.jsonl").read_text().splitlines())}
+    items = items_of(collected.out)
     own = {(each["item"], each["who"]): each["choice"] for each in journal}
     for browser in collected.browsers:
         for name, (shown, choice) in browser.saved.items():
@@ -108,8 +108,13 @@ def test_nothing_that_was_called_saved_is_lost_and_nothing_counts_twice(collecte
             assert own[name, browser.who] == choice
 
 
-def by_hand(browsers: list[Browser]) -> tuple[float, Counter]:
-    """Alpha of two people without missing values, by its definition, from what they were shown and chose."""
+def items_of(folder: Path) -> dict[str, dict]:
+    return {each["id"]: each for each in map(json.loads, (folder / "items.jsonl").read_text().splitlines())}
+
+
+def by_hand(browsers: list[Browser], items: dict[str, dict]) -> tuple[float, Counter]:
+    """Alpha of two people without missing values, by its definition, from what they were shown and chose; an answer is
+    its place in the item."""
     values = []
     for name, (item, _) in browsers[0].saved.items():
         if not item["prompt"].endswith("times one="):
@@ -117,7 +122,8 @@ def by_hand(browsers: list[Browser]) -> tuple[float, Counter]:
             for browser in browsers:
                 shown, choice = browser.saved[name]
                 is_side = choice in ("first", "second")
-                chosen.append(shown["answers"][choice == "second"][-1] if is_side else choice)
+                answer = shown["answers"][choice == "second"] if is_side else None
+                chosen.append("ab"[items[name]["answers"].index(answer)] if is_side else choice)
             values.append(tuple(chosen))
     every = [value for pair in values for value in pair]
     observed = sum(one != other for one, other in values) / len(values)
@@ -129,7 +135,7 @@ def by_hand(browsers: list[Browser]) -> tuple[float, Counter]:
 def test_the_report_has_alpha_as_by_hand_and_what_each_made_of_planted_pairs(collected, capsys):
     assert main(["collect", "--report", str(collected.out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    alpha, votes = by_hand(collected.browsers)
+    alpha, votes = by_hand(collected.browsers, items_of(collected.out))
     assert found["alpha"] == pytest.approx(alpha, abs=1e-12) and 0.5 < alpha < 0.9
     assert (found["judgements"], found["complete"], found["alpha_items"]) == (2 * PAIRS, PAIRS, PAIRS)
     agreed = sum(count for (one, other), count in votes.items() if one == other and one in "ab")

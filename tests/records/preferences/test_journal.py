@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 
 from titan_rl.config.load import ConfigError
+from titan_rl.records.preferences import collection as collections
+from titan_rl.records.preferences import items as items_module
 from titan_rl.records.preferences import journal as journals
 from titan_rl.records.preferences.collection import (
     MOST_CHANGES,
@@ -15,9 +17,9 @@ from titan_rl.records.preferences.collection import (
     create,
     read_collection,
 )
-from titan_rl.records.preferences.items import CHOICES, Item, shuffled
-from titan_rl.records.preferences.journal import Journal, read_journal
-from titan_rl.records.preferences.judgements import Judgement, RefusedJudgement, judgement_of, order_of
+from titan_rl.records.preferences.items import CHOICES, Item, read_items, shuffled
+from titan_rl.records.preferences.journal import Journal, latest, read_journal
+from titan_rl.records.preferences.judgements import Judgement, RefusedJudgement, judgement_of, name_of, order_of
 
 PAIRS = CHOICES["pairs"]
 
@@ -59,6 +61,24 @@ def test_a_torn_last_line_is_cut_at_every_byte_and_all_before_it_stay(path):
         assert [each.id for each in read_journal(path, PAIRS)] == [*kept, "id-000009"]
 
 
+def test_a_last_line_that_is_whole_and_no_judgement_is_refused(path):
+    """Written by another hand, or of another mode: only half a line is cut off."""
+    path.write_bytes(path.read_bytes() + json.dumps(GOOD | {"choice": "good"}).encode())
+    with pytest.raises(ConfigError, match="line 4 is no judgement"):
+        Journal(path, PAIRS)
+
+
+@pytest.mark.parametrize("change", [lambda data: data + b"{}\n", lambda data: data[:-9]])
+def test_what_something_else_writes_meanwhile_is_neither_cut_nor_filled(path, change):
+    journal = Journal(path, PAIRS)
+    changed = change(path.read_bytes())
+    path.write_bytes(changed)
+    with pytest.raises(RefusedJudgement, match="something else changed"):
+        journal.append(judgement(9, choice="a"))
+    journal.close()
+    assert path.read_bytes() == changed and len(journal.judgements) == 3
+
+
 def test_a_reader_passes_a_line_over_that_is_being_written(path):
     with open(path, "ab") as file:
         file.write(b'{"id": "id-0')
@@ -94,7 +114,7 @@ def test_a_write_that_fails_leaves_no_half_line_behind(path, monkeypatch):
         patched.setattr(journals, "_write_all", half)
         with pytest.raises(OSError, match="Input/output"):
             journal.append(judgement(9, choice="b"))
-    assert len(journal.judgements) == 3 and path.read_bytes() != before
+    assert len(journal.judgements) == 3 and path.read_bytes() == before
     journal.append(judgement(9, choice="b"))
     journal.close()
     assert [each.id for each in read_journal(path, PAIRS)][3:] == ["id-000009"]
@@ -112,16 +132,70 @@ def test_a_journal_that_is_a_link_or_a_pipe_is_refused(tmp_path, path):
 # who is asked what
 
 
-def test_each_is_asked_of_as_many_as_wanted_and_planted_ones_of_everybody(tmp_path):
+def judge_all(opened: Collection, who: str, most: int = 10_000) -> list[Item]:
+    """Items that a labeller was asked, in order."""
+    asked = []
+    while len(asked) < most and (assigned := opened.next_item(who)):
+        opened.judge(Judgement(f"id-{who}-{assigned.item.id}", assigned.item.id, who, "first", ()))
+        asked.append(assigned.item)
+    return asked
+
+
+def test_each_is_asked_of_as_many_as_wanted(tmp_path):
     opened = collection(tmp_path / "c", num_items=6, wanted=2, num_planted=2)
-    counts, number = Counter(), 0
-    for who in ("Ann", "Bob", "Cy"):
-        while asked := opened.next_item(who):
-            number += 1
-            opened.judge(judgement(number, asked.item.id, who))
-            counts[asked.item.planted, asked.item.id] += 1
-    assert sorted(counts.values()) == [2] * 6 + [3] * 2
-    assert all((count == 3) == (planted == "a") for (planted, _), count in counts.items())
+    counts = Counter(item.id for who in ("Ann", "Bob", "Cy") for item in judge_all(opened, who))
+    assert len(counts) == 8 and set(counts.values()) == {2}, "nobody is asked planted ones alone"
+
+
+def test_planted_items_are_asked_in_proportion_and_all_over_the_place(tmp_path):
+    """Whoever comes when little is open, or nothing, is asked few of them, or none."""
+    opened = collection(tmp_path / "c", num_items=200, wanted=1, num_planted=20)
+    ann = [bool(item.planted) for item in judge_all(opened, "Ann", 110)]
+    assert 4 <= sum(ann) <= 16 and opened.progress("Bob") == (0, (left := 90 + sum(ann)) + -(-left // 10))
+    ann += [bool(item.planted) for item in judge_all(opened, "Ann", 99)]
+    bob = [bool(item.planted) for item in judge_all(opened, "Bob")]
+    assert 0 < bob.count(False) < 20 and bob.count(True) <= -(-bob.count(False) // 10)
+    assert opened.progress("Cy") == (0, 0)
+    places = [number for number, is_planted in enumerate(ann) if is_planted]
+    assert min(places) < 40 and max(places) > 170 and 100 in range(places[4], places[-4])
+
+
+def test_planted_items_have_numbers_among_the_others(tmp_path):
+    numbers = [int(item.id) for item in collection(tmp_path / "c", 80, num_planted=20).items.values() if item.planted]
+    assert len(numbers) == 20 and min(numbers) < 25 and max(numbers) > 75
+
+
+def test_each_person_has_an_order_of_their_own(tmp_path):
+    orders = [
+        [item.id for item in judge_all(collection(tmp_path / f"{who}{number}", 40), who)]
+        for number, who in enumerate(("Ann", "Ann", "Bob"))
+    ]
+    assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == sorted(orders[2])
+    assert orders[0] != sorted(orders[0]) and orders[2] != sorted(orders[2])
+
+
+def test_bounds_of_a_collection(tmp_path, monkeypatch):
+    opened = collection(tmp_path / "c", wanted=9)
+    monkeypatch.setattr(collections, "MOST_LABELLERS", 2)
+    for number, who in enumerate(("Ann", "Bob")):
+        opened.judge(judgement(number, who=who))
+    with pytest.raises(RefusedJudgement, match="2 labellers have judged already"):
+        opened.judge(judgement(7, who="Cy"))
+    opened.judge(judgement(8, "0001", who="ANN"))
+    monkeypatch.setattr(items_module, "MOST_ITEMS", 5)
+    with pytest.raises(ConfigError, match="more than 5: give --count"):
+        shuffled(list(opened.items.values()), 1)
+    with pytest.raises(ConfigError, match="line 6: one item too many"):
+        read_items(tmp_path / "c" / "items.jsonl", "pairs")
+
+
+def test_one_number_twice_is_damage(tmp_path):
+    collection(tmp_path / "c").close()
+    path = tmp_path / "c" / "items.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[0]]))
+    with pytest.raises(ConfigError, match="line 7: one item too many"):
+        read_collection(tmp_path / "c")
 
 
 def test_a_restart_goes_on_where_it_stopped(tmp_path):
@@ -145,8 +219,7 @@ def test_one_process_serves_a_collection(tmp_path):
 def test_the_same_judgement_sent_twice_counts_once_and_a_later_one_takes_its_place(tmp_path):
     opened = collection(tmp_path / "c")
     journal = tmp_path / "c" / "judgements.jsonl"
-    opened.judge(judgement(1))
-    for repeated in (judgement(1), judgement(2)):  # sent again; pressed again
+    for repeated in (judgement(1), judgement(1)):
         opened.judge(repeated)
     assert len(journal.read_text().splitlines()) == 1 and opened.progress("Ann")[0] == 1
     opened.judge(judgement(3, choice="tie"))
@@ -156,6 +229,48 @@ def test_the_same_judgement_sent_twice_counts_once_and_a_later_one_takes_its_pla
     assert [each.choice for each in record.judgements][-1] == "tie" and len(record.judgements) == 2
     with pytest.raises(RefusedJudgement, match="another judgement"):
         opened.judge(judgement(1, choice="second"))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_reply_that_was_lost_overrides_nothing_newer(tmp_path, is_restarted):
+    """The second judgement repeats the first, and is sent again when a third one has taken their place."""
+    opened = collection(tmp_path / "c")
+    for number, choice in ((1, "first"), (2, "first"), (3, "tie")):
+        opened.judge(judgement(number, choice=choice))
+    if is_restarted:
+        opened.close()
+        opened = Collection(tmp_path / "c")
+    opened.judge(judgement(2))
+    assert latest(read_collection(tmp_path / "c").judgements)["0000", "Ann"].choice == "tie"
+
+
+def test_another_edit_with_the_same_rating_is_another_judgement(tmp_path):
+    create(tmp_path / "c", Settings("ratings", 7, 1, {}), shuffled([Item("q", ("r",), "x")], 7))
+    opened = Collection(tmp_path / "c")
+    opened.judge(judgement(1, choice="good", edit="better"))
+    opened.judge(judgement(2, choice="good", edit="best"))
+    assert [each.edit for each in read_collection(tmp_path / "c").judgements] == ["better", "best"]
+    with pytest.raises(RefusedJudgement, match="another judgement"):
+        opened.judge(judgement(2, choice="good", edit="other"))
+
+
+def test_an_edit_of_what_cannot_be_edited_is_refused(tmp_path):
+    with pytest.raises(RefusedJudgement, match="no answer to edit"):
+        collection(tmp_path / "c").judge(judgement(1, choice="tie", edit="zz"))
+
+
+def test_a_name_in_other_letters_is_the_same_person(tmp_path):
+    opened = collection(tmp_path / "c")
+    assert opened.spelling("ann") == ("ann", False)
+    opened.judge(judgement(1, who="Ann"))
+    opened.judge(judgement(2, who="ANN", choice="tie"))
+    assert opened.spelling("ann") == ("Ann", True) and opened.progress("Ann")[0] == 1
+    opened.close()
+    assert Collection(tmp_path / "c").spelling("aNN") == ("Ann", True)
+    assert {each.who for each in read_collection(tmp_path / "c").judgements} == {"Ann"}
+    assert name_of("Ａnn") == "Ann", "full-width letters"
+    with pytest.raises(RefusedJudgement):
+        name_of("Ann" + " " * 250 + "Bob")
 
 
 def test_what_is_shown_first_is_undone_in_the_record(tmp_path):

@@ -1,11 +1,13 @@
 """Rows that judgements become: majorities, labels, edits, and what the loaders of ``data.file`` make of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from titan_rl.config.sections.schema import DataConfig
 from titan_rl.data.rows.datasets import read_files
-from titan_rl.records.preferences.collection import Record, Settings
-from titan_rl.records.preferences.items import Item
+from titan_rl.records.preferences.collection import Collection, Record, Settings, create, read_collection
+from titan_rl.records.preferences.items import Item, shuffled
 from titan_rl.records.preferences.judgements import Judgement
 from titan_rl.records.preferences.rows import EDITS, LABELS, PREFERENCES, judged_items, majority, rows_of, write_rows
 from titan_rl.records.preferences.summary import summary_of, table
@@ -66,6 +68,35 @@ def test_ratings_become_labels_and_edits_demonstrations():
     assert rows[EDITS][1]["prompt"] == chat[0] and not rows[PREFERENCES]
 
 
+CALL = {"type": "function", "function": {"name": "find", "arguments": {"q": 1}}}
+
+
+@pytest.mark.parametrize(
+    "answer, edit, expected",
+    [
+        (
+            [
+                {"role": "assistant", "content": "let me look", "tool_calls": [CALL]},
+                {"role": "tool", "content": "42"},
+                {"role": "assistant", "content": "It is 42."},
+            ],
+            "It is 43.",
+            "It is 43.",
+        ),
+        ([{"role": "assistant", "content": "It is 42", "reasoning_content": "hm hm"}], "It is 43", "It is 43"),
+        ([{"role": "assistant", "content": "It is 42", "reasoning_content": "hm hm"}], "It is 42", None),  # as it was
+        ([{"role": "assistant", "content": "", "tool_calls": [CALL]}], "I do not know", None),
+    ],
+)
+def test_an_edit_is_of_the_last_messages_content_alone(answer, edit, expected):
+    item = Item([{"role": "user", "content": "q"}], (answer,), "x", id="0000")
+    rows = rows_of([item], latest(judged({"0000": "n"}, _0000=edit)))[EDITS]
+    assert item.editable == (None if "tool_calls" in answer[-1] else answer[-1]["content"])
+    assert [row["completion"] for row in rows] == (
+        [] if expected is None else [[*answer[:-1], answer[-1] | {"content": expected}]]
+    )
+
+
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_the_files_are_read_as_they_are(tmp_path, is_chat):
     def written(role: str, text: str):
@@ -95,10 +126,42 @@ def test_a_file_of_an_earlier_majority_goes(tmp_path):
     assert not (tmp_path / PREFERENCES).exists()
 
 
+def alpha(folder, pairs) -> float | None:
+    """Of two people who agree on 95 of 100 pairs, and whose other judgements are opposite."""
+    items = shuffled(pairs, 3)
+    create(folder, Settings("pairs", 3, 2, {}), items)
+    opened = Collection(folder)
+    for who in ("Ann", "Bob"):
+        while assigned := opened.next_item(who):
+            number, texts = int(assigned.item.prompt), [assigned.item.answers[place] for place in assigned.shown]
+            is_first = texts[0].startswith("good") != (who == "Bob" and number % 20 == 0)
+            choice = "first" if is_first else "second"
+            opened.judge(Judgement(f"{who}-{number:06d}", assigned.item.id, who, choice, ()))
+    opened.close()
+    return summary_of(read_collection(folder)).alpha
+
+
+def test_alpha_does_not_hang_on_which_answer_a_file_writes_first(tmp_path):
+    """A file with the better answer always first, and the same file with all answers the other way round."""
+    better_first = [Item(f"{n}", (f"good {n}", f"poor {n}"), "x") for n in range(100)]
+    better_last = [replace(item, answers=item.answers[::-1]) for item in better_first]
+    found = [alpha(tmp_path / str(number), items) for number, items in enumerate((better_first, better_last))]
+    assert found == [pytest.approx(0.9, abs=0.02)] * 2
+
+
+def test_a_planted_pair_that_is_turned_keeps_its_better_answer():
+    items = shuffled([Item(f"{n}", ("good", "poor"), "x", "a") for n in range(40)], 3)
+    assert {item.answers["ab".index(item.planted)] for item in items} == {"good"}
+    assert len({item.answers for item in items}) == 2
+
+
 def test_the_summary_by_hand():
     """Five pairs as above, and a planted one that the first person gets right and the second does not."""
     planted = Item("p?", ("good", "bad"), "planted", "a", id="0005")
-    record = Record(Settings("pairs", 1, 2, {}), [*PAIRS[:5], planted], judged(VOTES | {"0005": "at"}))
+    judgements = judged(VOTES | {"0005": "at"})
+    seconds = iter([5, 1, 8, 1, 3, 2])
+    judgements = [replace(each, seconds=next(seconds)) if each.who == "person 0" else each for each in judgements]
+    record = Record(Settings("pairs", 1, 2, {}), [*PAIRS[:5], planted], judgements)
     summary = summary_of(record)
     assert (summary.items, summary.planted, summary.judgements, summary.complete) == (5, 1, 12, 4)
     assert summary.decided == {"preferred": 2, "ties": 1, "both bad": 1, "no majority": 1}
@@ -107,6 +170,9 @@ def test_the_summary_by_hand():
     people = {each.name: each for each in summary.labellers}
     assert str(people["person 0"].planted.correct) == "1" and people["person 1"].planted.correct == 0
     assert people["person 2"].planted is None and people["person 0"].judgements == 6
+    assert people["person 0"].seconds == 3.0, "the median of 1, 1, 2, 3, 5, 8 is its upper one"
+    # a always stands first: it was chosen twice of 0000, and once of 0002, 0004 and 0005; b once of 0000 and of 0001
+    assert (summary.first_chosen.correct, summary.first_chosen.count) == (5, 7)
     lines = table(summary).splitlines()
     assert any(line.split() == ["ties", "1", "by", "majority"] for line in lines)
     assert any(line.startswith("person 0") and "1 of 1" in line for line in lines)

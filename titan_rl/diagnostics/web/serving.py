@@ -39,6 +39,10 @@ class PageServer:
         with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended
             uvicorn.Server(settings).run(sockets=[self._socket])
 
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
 
 def _listen(port: int) -> socket.socket:
     """Errors: ConfigError if the port is taken, or is none."""

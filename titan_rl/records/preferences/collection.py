@@ -6,16 +6,18 @@
     preferences.jsonl, labels.jsonl, edits.jsonl    rows to train on (rows.py)
 
 Each labeller goes through the items in an order of their own. An item is open to a labeller who has not judged it until
-it has as many judgements as are wanted; planted items are asked of everybody.
+it has as many judgements as are wanted. Planted items are mixed in, of everybody in proportion to the other ones.
 """
 
 import fcntl
 import json
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +27,7 @@ from titan_rl.data.seeds import named_seed
 from titan_rl.data.storage.files import replace_text
 from titan_rl.records.preferences.items import CHOICES, Item, Mode, read_items, write_items
 from titan_rl.records.preferences.journal import Journal, Latest, latest, read_journal
-from titan_rl.records.preferences.judgements import Judgement, RefusedJudgement, order_of, own_choice
+from titan_rl.records.preferences.judgements import Judgement, RefusedJudgement, folded, order_of, own_choice
 from titan_rl.records.preferences.rows import FILES
 from titan_rl.records.run_directory.path_checks import check_own, check_place
 from titan_rl.records.run_directory.rundir import sync_path
@@ -56,8 +58,8 @@ def is_collection(folder: Path) -> bool:
 
 def check_folder(folder: Path, *, write: bool) -> None:
     """Check of a collection's place. Errors: ConfigError, also for links in it that lead elsewhere."""
-    check_place(folder, write=write)
-    check_own(folder, (_SETTINGS, _ITEMS, _JOURNAL, _LOCK, *FILES, *_WRITING), ())
+    check_place(folder, write=write, what="collection")
+    check_own(folder, (_SETTINGS, _ITEMS, _JOURNAL, _LOCK, *FILES, *_WRITING), (), what="collection")
 
 
 def check_new(folder: Path) -> None:
@@ -90,7 +92,8 @@ def read_settings(folder: Path) -> Settings:
         fields = read_json(folder / _SETTINGS)
         settings = Settings(**fields)
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder} is no collection: {error}; give a folder that titan-rl collect made") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"{folder} is no collection: {why}; give a folder that titan-rl collect made") from None
     are_counts = all(type(each) is int and 0 <= each < 1 << 31 for each in (settings.seed, settings.wanted))
     if settings.mode not in tuple(CHOICES) or not are_counts or not settings.wanted:
         raise ConfigError(f"{folder / _SETTINGS} holds no settings of a collection: restore it")
@@ -128,7 +131,7 @@ def _check_known(folder: Path, items: Sequence[Item], judgements: Sequence[Judge
 
 
 @dataclass(frozen=True)
-class Asked:
+class Assignment:
     """Next item of a labeller."""
 
     item: Item
@@ -145,7 +148,7 @@ class Collection:
         Errors: ConfigError if another process has it, or it is damaged."""
         check_folder(folder, write=True)
         settings = read_settings(folder)
-        self.folder, self._lock_file = folder, _lock(folder)
+        self.folder, self._lock_file = folder, lock(folder)
         if wanted is not None and wanted != settings.wanted:
             settings = replace(settings, wanted=wanted)
             _write_settings(folder, settings)
@@ -162,18 +165,30 @@ class Collection:
         self._latest: Latest = latest(self._journal.judgements)
         self._counts = Counter(item for item, _ in self._latest)
         self._sequences: dict[str, list[str]] = {}
+        self._names: dict[str, str] = {}
+        for judgement in self._journal.judgements:
+            self._names.setdefault(folded(judgement.who), judgement.who)
 
-    def next_item(self, who: str) -> Asked | None:
+    def spelling(self, who: str) -> tuple[str, bool]:
+        """A labeller's name as it was first written, and whether it was judged under before."""
+        with self._mutex:
+            return self._spelling(who), folded(who) in self._names
+
+    def next_item(self, who: str) -> Assignment | None:
         """Next open item of a labeller; None if all is done."""
         with self._mutex:
-            item = next((self.items[name] for name in self._sequence(who) if self._is_open(name, who)), None)
-        return None if item is None else Asked(item, self._shown(item.id, who))
+            ordinary, planted = self._open_items(who)
+            left = len(ordinary) + len(planted)
+            if not left:
+                return None
+            draw = named_seed("planted", self.settings.seed, who, self._done(who)) % left
+            item = (planted if draw < len(planted) else ordinary)[0]
+        return Assignment(item, self._shown(item.id, who))
 
     def progress(self, who: str) -> tuple[int, int]:
         """Items that a labeller has judged, and those that are open to them."""
         with self._mutex:
-            done = sum(labeller == who for _, labeller in self._latest)
-            return done, sum(self._is_open(name, who) for name in self.items)
+            return self._done(who), sum(map(len, self._open_items(who)))
 
     def judge(self, judgement: Judgement) -> Judgement:
         """Record a judgement of the answers as they were shown; when this comes back it is on disk, once.
@@ -181,34 +196,54 @@ class Collection:
         Errors: RefusedJudgement; DiskFull, OSError: it is not recorded."""
         if judgement.item not in self.items:
             raise RefusedJudgement(f"there is no item {judgement.item}: load the page again")
-        shown = self._shown(judgement.item, judgement.who)
-        own = replace(judgement, shown=shown, choice=own_choice(judgement.choice, shown), time=time.time())
+        if judgement.edit and self.items[judgement.item].editable is None:
+            raise RefusedJudgement(f"item {judgement.item} has no answer to edit: load the page again")
         with self._mutex:
             if self._is_closed:
                 raise RefusedJudgement("the page has ended: begin it again")
-            key = (own.item, own.who)
-            if (known := self._ids.get(own.id)) is not None:
-                _check_repeats(own, known)
-            elif not own.repeats(self._latest.get(key)):
-                self._check_room(own)
-                self._journal.append(own)
-                self._ids[own.id] = own
-                self._changes[key] += 1
-                self._counts[own.item] += key not in self._latest
-                self._latest[key] = own
+            who = self._spelling(judgement.who)
+            shown = self._shown(judgement.item, who)
+            choice = own_choice(judgement.choice, shown)
+            own = replace(judgement, who=who, shown=shown, choice=choice, time=time.time())
+            if (known := self._ids.get(own.id)) is None:
+                self._record(own)
+            elif not own.repeats(known):
+                raise RefusedJudgement("this id is of another judgement: send a new one")
         return own
 
+    def _record(self, judgement: Judgement) -> None:
+        self._check_room(judgement)
+        self._journal.append(judgement)
+        key = (judgement.item, judgement.who)
+        self._ids[judgement.id] = judgement
+        self._changes[key] += 1
+        self._counts[judgement.item] += key not in self._latest
+        self._latest[key] = judgement
+        self._names.setdefault(folded(judgement.who), judgement.who)
+
     def _check_room(self, judgement: Judgement) -> None:
-        labellers = {who for _, who in self._latest}
-        if judgement.who not in labellers and len(labellers) >= MOST_LABELLERS:
+        if folded(judgement.who) not in self._names and len(self._names) >= MOST_LABELLERS:
             raise RefusedJudgement(f"{MOST_LABELLERS} labellers have judged already: take one of their names")
         if self._changes[judgement.item, judgement.who] >= MOST_CHANGES:
             raise RefusedJudgement(f"this item was judged {MOST_CHANGES} times by {judgement.who}: go on")
 
-    def _is_open(self, name: str, who: str) -> bool:
-        return (name, who) not in self._latest and (
-            bool(self.items[name].planted) or self._counts[name] < self.settings.wanted
-        )
+    def _spelling(self, who: str) -> str:
+        return self._names.get(folded(who), who)
+
+    def _done(self, who: str) -> int:
+        return sum(labeller == who for _, labeller in self._latest)
+
+    def _open_items(self, who: str) -> tuple[list[Item], list[Item]]:
+        """Ordinary and planted items that are open to a labeller, in their order: of the planted ones the same share as
+        of the others, so that nobody is asked planted ones alone."""
+        items = [self.items[name] for name in self._sequence(who)]
+        judged = Counter(bool(item.planted) for item in items if (item.id, who) in self._latest)
+        left = [item for item in items if (item.id, who) not in self._latest]
+        ordinary = [item for item in left if not item.planted and self._counts[item.id] < self.settings.wanted]
+        planted = [item for item in left if item.planted]
+        num_planted = len(planted) + judged[True]
+        share = Fraction(judged[False] + len(ordinary), max(len(items) - num_planted, 1))
+        return ordinary, planted[: max(math.ceil(num_planted * share) - judged[True], 0)]
 
     def _sequence(self, who: str) -> list[str]:
         if who not in self._sequences:
@@ -229,20 +264,17 @@ class Collection:
             self._lock_file.close()
 
 
-def _check_repeats(judgement: Judgement, known: Judgement) -> None:
-    """Errors: RefusedJudgement for another judgement under an id that was used."""
-    same = (judgement.item, judgement.who) == (known.item, known.who) and judgement.repeats(known)
-    if not same:
-        raise RefusedJudgement("this id is of another judgement: send a new one")
+class Served(ConfigError):
+    """Collection that another process serves."""
 
 
-def _lock(folder: Path) -> IO[str]:
-    """Errors: ConfigError if another process holds it."""
+def lock(folder: Path) -> IO[str]:
+    """Hold a collection for this process, until it is closed. Errors: Served; ConfigError."""
     try:
-        lock = open(folder / _LOCK, "w")  # noqa: SIM115  (held until it is closed, or the process ends)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = open(folder / _LOCK, "w")  # noqa: SIM115  (held until it is closed, or the process ends)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"{folder} is served by another process: use its page, or end it first") from None
+        raise Served(f"{folder} is served by another process: use its page, or end it first") from None
     except OSError as error:
         raise ConfigError(f"cannot use {folder}: {error.strerror}; give another --out") from None
-    return lock
+    return held

@@ -21,6 +21,7 @@ from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS, Schema
 from titan_rl.data.rows.row_shapes import ParsedRow, Written, read_row
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.storage.files import replace_text
+from titan_rl.data.types import content_of
 from titan_rl.records.run_directory.rundir import sync_path
 
 Mode = Literal["pairs", "ratings"]
@@ -47,13 +48,27 @@ class Item:
     template_options: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def mode(self) -> Mode:
-        return "pairs" if len(self.answers) > 1 else "ratings"
-
-    @property
     def size(self) -> int:
         """Characters of its prompt and answers."""
         return sum(len(shown(each)) for each in (self.prompt, *self.answers))
+
+    @property
+    def editable(self) -> str | None:
+        """Text of a rated answer that a labeller may rewrite: its last message's content; None where that calls tools,
+        and for pairs."""
+        if len(self.answers) != 1:
+            return None
+        [answer] = self.answers
+        if isinstance(answer, str):
+            return answer
+        return None if answer[-1].get("tool_calls") else content_of(answer[-1])
+
+    @property
+    def form(self) -> str | None:
+        """System prompt of its messages, maybe empty, which a page shows; None for text."""
+        if isinstance(self.prompt, str):
+            return None
+        return content_of(self.prompt[0]) if self.prompt[0]["role"] == "system" else ""
 
     @property
     def beside(self) -> dict[str, Any]:
@@ -75,6 +90,8 @@ def shown(written: Written) -> str:
 def pair_item(place: str, columns: dict[str, Any], planted: str = "") -> Item:
     """Item of a row with ``chosen`` and ``rejected``, or with two ``answers``. Errors: ConfigError."""
     if (answers := columns.get("answers")) is not None:
+        if also := next((name for name in ("chosen", "rejected") if columns.get(name) is not None), None):
+            raise ConfigError(f"{place}: 'answers' and {also!r}: keep 'answers', or 'chosen' and 'rejected'")
         if not isinstance(answers, list) or len(answers) != 2:
             raise ConfigError(f"{place}: 'answers' must be a list of two: give both, or 'chosen' and 'rejected'")
         columns = columns | {"chosen": answers[0], "rejected": answers[1]}
@@ -104,14 +121,24 @@ def _item(row: ParsedRow, planted: str) -> Item:
 
 
 def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
-    """Items in a seeded order, numbered by it. Errors: ConfigError for none, or too many."""
+    """Items in a seeded order, numbered by it, each pair's answers too. Errors: ConfigError for none, or too many."""
     if not items:
         raise ConfigError("there is nothing to judge: give a source with prompts that have two different answers")
     if len(items) > MOST_ITEMS:
         raise ConfigError(f"{len(items):,} items are more than {MOST_ITEMS:,}: give --count")
     order = list(items)
     random.Random(named_seed("items", seed)).shuffle(order)
-    return [replace(item, id=f"{number:04d}", source=item.source[:_MOST_SOURCE]) for number, item in enumerate(order)]
+    return [
+        replace(_turned(item, seed, number), id=f"{number:04d}", source=item.source[:_MOST_SOURCE])
+        for number, item in enumerate(order)
+    ]
+
+
+def _turned(item: Item, seed: int, number: int) -> Item:
+    """Item with its answers in an order that a seeded coin gives: alpha must not depend on that of a file."""
+    if len(item.answers) < 2 or named_seed("turned", seed, number) % 2 == 0:
+        return item
+    return replace(item, answers=item.answers[::-1], planted={"a": "b", "b": "a"}.get(item.planted, ""))
 
 
 def write_items(path: Path, items: Iterable[Item]) -> None:

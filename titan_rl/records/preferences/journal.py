@@ -32,15 +32,10 @@ class Journal:
         self.judgements, whole = _read(path, choices)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._size = whole
-        self._cut()
+        os.ftruncate(self._descriptor, whole)
         self._end_last_line()
         os.fsync(self._descriptor)
         sync_path(path.parent)
-
-    def _cut(self) -> None:
-        """Cut off what is behind the last judgement. Errors: OSError."""
-        if os.fstat(self._descriptor).st_size != self._size:
-            os.ftruncate(self._descriptor, self._size)
 
     def _end_last_line(self) -> None:
         """A last line that lacks its end alone is a judgement."""
@@ -48,14 +43,24 @@ class Journal:
             self._size += os.write(self._descriptor, b"\n")
 
     def append(self, judgement: Judgement) -> None:
-        """Append a judgement; when this comes back it is on disk. Errors: DiskFull, OSError: it is none."""
+        """Append a judgement; when this comes back it is on disk.
+
+        Errors: DiskFull, OSError; RefusedJudgement if something else wrote to the file: it is none."""
         data = json.dumps(judgement.as_dict(), ensure_ascii=False).encode() + b"\n"
+        self._check_size()
         with wanting(self._path, len(data)):
-            self._cut()  # half a line, if the one before failed
-            _write_all(self._descriptor, data)
-            os.fsync(self._descriptor)
+            try:
+                _write_all(self._descriptor, data)
+                os.fsync(self._descriptor)
+            except OSError:
+                os.ftruncate(self._descriptor, self._size)  # half a line
+                raise
         self._size += len(data)
         self.judgements.append(judgement)
+
+    def _check_size(self) -> None:
+        if os.fstat(self._descriptor).st_size != self._size:
+            raise RefusedJudgement(f"something else changed {self._path.name}: end the page, and begin it again")
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -85,7 +90,7 @@ def _read(path: Path, choices: Sequence[str]) -> tuple[list[Judgement], int]:
         try:
             judgement = judgement_of(parse_json(line, pairs=each_once), choices)
         except ValueError as error:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and not isinstance(error, RefusedJudgement):
                 break
             why = str(error) if isinstance(error, RefusedJudgement) else "it is not JSON"
             raise ConfigError(f"{path} line {number} is no judgement ({why}): restore or remove the line") from None

@@ -16,10 +16,10 @@ from titan_rl.data.seeds import named_seed
 from titan_rl.records.preferences.items import CHOICES, ITEM_ID, MOST_CHARACTERS, Mode
 
 MOST_SECONDS = 86_400.0
-_MOST_NAME, _IN_NAMES = 40, " .'_-"
+_MOST_NAME, _MOST_SENT, _IN_NAMES = 40, 200, " .'_-"
 _ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
-_SWAPPED = {"first": ("a", "b"), "second": ("b", "a")}
-"""Choices of a page: the own answer that stands first, or second, in either order."""
+_PLACES = {"first": 0, "second": 1}
+"""Choices of a page that name an answer by its place."""
 
 
 class RefusedJudgement(ValueError):
@@ -49,9 +49,10 @@ class Judgement:
         named = {"id": self.id, "item": self.item, "who": self.who, "choice": self.choice, "shown": list(self.shown)}
         return named | edit | {"seconds": self.seconds, "time": self.time}
 
-    def repeats(self, other: "Judgement | None") -> bool:
-        """Whether it says what another one of the same labeller and item said."""
-        return other is not None and (self.choice, self.edit) == (other.choice, other.edit)
+    def repeats(self, other: "Judgement") -> bool:
+        """Whether it says what another one says, of the same item by the same labeller."""
+        said = ((each.item, each.who, each.choice, each.edit) for each in (self, other))
+        return len(set(said)) == 1
 
 
 def order_of(seed: int, item: str, who: str, mode: Mode) -> tuple[int, ...]:
@@ -63,21 +64,27 @@ def order_of(seed: int, item: str, who: str, mode: Mode) -> tuple[int, ...]:
 
 def own_choice(choice: str, shown: Sequence[int]) -> str:
     """Choice by an item's own answers, of one by the order on the page."""
-    return _SWAPPED[choice][shown[0]] if choice in _SWAPPED else choice
+    return "ab"[shown[_PLACES[choice]]] if choice in _PLACES else choice
 
 
 def page_choices(mode: Mode) -> tuple[str, ...]:
     """Choices of a page."""
-    return ("first", "second", *CHOICES[mode][2:]) if mode == "pairs" else CHOICES[mode]
+    return (*_PLACES, *CHOICES[mode][2:]) if mode == "pairs" else CHOICES[mode]
 
 
 def name_of(value: Any) -> str:
     """Name of a labeller, with single spaces. Errors: RefusedJudgement."""
-    name = " ".join(unicodedata.normalize("NFKC", value[:200]).split()) if isinstance(value, str) else ""
+    is_short = isinstance(value, str) and len(value) <= _MOST_SENT
+    name = " ".join(unicodedata.normalize("NFKC", value).split()) if is_short else ""
     is_plain = all(unicodedata.category(sign)[0] in "LMN" or sign in _IN_NAMES for sign in name)
     if not 0 < len(name) <= _MOST_NAME or not is_plain or not name[0].isalnum():
         raise RefusedJudgement("give a name of up to 40 letters, digits, spaces, '.', '_', '-' and apostrophes")
     return name
+
+
+def folded(name: str) -> str:
+    """Name without regard to case: two that are the same so are one person's."""
+    return unicodedata.normalize("NFKC", name.casefold())
 
 
 def judgement_of(fields: Any, choices: Sequence[str]) -> Judgement:

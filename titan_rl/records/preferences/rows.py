@@ -15,7 +15,7 @@ from typing import Any
 
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.storage.files import replace_text
-from titan_rl.records.preferences.items import Item, shown
+from titan_rl.records.preferences.items import Item
 from titan_rl.records.preferences.journal import Latest
 from titan_rl.records.preferences.judgements import Judgement
 
@@ -77,19 +77,19 @@ def _edits(item: Item, judgements: Sequence[Judgement]) -> Iterator[Row]:
     """Each edit once that is another answer."""
     edits = dict.fromkeys(judgement.edit for judgement in judgements if judgement.edit)
     for edit in edits:
-        if edit != shown(item.answers[0]):
+        if item.editable not in (None, edit):
             yield _row(item, completion=_edited(item.answers[0], edit))
 
 
 def _edited(answer: Written, edit: str) -> Written:
-    """Answer with another text: of several messages the last one's."""
+    """Answer with another text, which of messages is the last one's content."""
     if isinstance(answer, str):
         return edit
     return [*answer[:-1], {**answer[-1], "content": edit}]
 
 
 def _row(item: Item, **columns: Any) -> Row:
-    return {"prompt": item.prompt, **columns, **item.beside, "item": item.id, "judged": item.source}
+    return {"prompt": item.prompt, **columns, **item.beside, "item": item.id, "source": item.source}
 
 
 def write_rows(folder: Path, rows: Mapping[str, Sequence[Row]]) -> dict[str, int]:

@@ -5,9 +5,13 @@ A collection is a folder. The first start makes it of a run, a file or a model; 
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK
 from titan_rl.config.io.printable import say
@@ -15,15 +19,17 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.file_sources import locate_sources
 from titan_rl.data.rows.row_files import data_files
 from titan_rl.data.storage.files import DiskFull, sampled_checksum
-from titan_rl.diagnostics.web.collect.arguments import COUNT, LABELLERS
-from titan_rl.diagnostics.web.collect.sources import file_items, planted_items, run_items
+from titan_rl.diagnostics.web.collect.arguments import COUNT, LABELLERS, MAX_NEW_TOKENS, TEMPERATURE
+from titan_rl.diagnostics.web.collect.sources import check_forms, disguised, file_items, planted_items
 from titan_rl.records.preferences.collection import (
     Collection,
+    Served,
     Settings,
     check_folder,
     check_new,
     create,
     is_collection,
+    lock,
     read_collection,
     read_settings,
 )
@@ -32,8 +38,12 @@ from titan_rl.records.preferences.journal import latest
 from titan_rl.records.preferences.rows import judged_items, rows_of, write_rows
 from titan_rl.records.preferences.summary import summary_of, table
 
+if TYPE_CHECKING:
+    from titan_rl.diagnostics.web.serving import PageServer
+
 Overrides = dict[str, dict[str, Any]]
 _OF_MODEL = ("max_new_tokens", "temperature")
+_PLAIN = ("count", "step", *_OF_MODEL)
 _OF_SOURCES = ("pairs", "prompts", "planted", "rate", "count", "step", "seed", "out", *_OF_MODEL)
 
 
@@ -48,24 +58,25 @@ def collect(options: argparse.Namespace, overrides: Overrides) -> int:
 
 
 def _collect(options: argparse.Namespace, overrides: Overrides) -> int:
+    from titan_rl.diagnostics.web.serving import PageServer
+
     folder = _folder(options)
     check_folder(folder, write=True)
-    if not is_collection(folder):
-        check_new(folder)
-        _create(folder, options, overrides)
-    elif options.source != folder:
-        _check_same(folder, options, overrides)
-    return serve(folder, options.labellers, options.port)
+    with closing(PageServer(options.port)) as server:  # a port that is taken is said before a model is sampled
+        if not is_collection(folder):
+            check_new(folder)
+            _create(folder, options, overrides)
+        elif options.source != folder:
+            _check_same(folder, options, overrides)
+        return serve(folder, options.labellers, server)
 
 
-def serve(folder: Path, labellers: int | None, port: int) -> int:
-    """Serve a collection until Ctrl-C, and write its rows. Errors: ConfigError before anything listens."""
+def serve(folder: Path, labellers: int | None, server: "PageServer") -> int:
+    """Serve a collection until Ctrl-C, and write its rows. Errors: ConfigError."""
     from titan_rl.diagnostics.web.collect.application import POLICY, application
-    from titan_rl.diagnostics.web.serving import PageServer
 
     collection = Collection(folder, labellers)
     try:
-        server = PageServer(port)
         say(server.address)
         say(f"{len(collection.items)} to judge. Only your account on this machine reaches the page. Ctrl-C ends it.")
         server.run(application(collection), POLICY)
@@ -75,11 +86,18 @@ def serve(folder: Path, labellers: int | None, port: int) -> int:
 
 
 def report(folder: Path, *, as_json: bool) -> int:
-    """Print a collection's summary, and write its rows. Errors: ConfigError; DiskFull."""
+    """Print a collection's summary, and write its rows unless another process serves it.
+
+    Errors: ConfigError; DiskFull."""
     check_folder(folder, write=True)
     record = read_collection(folder)
     summary = summary_of(record)
-    written = write_rows(folder, rows_of(record.items, judged_items(latest(record.judgements))))
+    try:
+        with lock(folder):
+            written = write_rows(folder, rows_of(record.items, judged_items(latest(record.judgements))))
+    except Served:
+        say(f"{folder} is served by another process, which writes the rows when it ends", sys.stderr)
+        written = {}
     if as_json:
         say(json.dumps(summary.as_dict() | {"rows": written}))
         return EXIT_OK
@@ -123,8 +141,10 @@ def _check_source(options: argparse.Namespace, overrides: Overrides) -> None:
         of_model = next(
             (name for name in ("max_new_tokens", "temperature") if getattr(options, name) is not None), None
         )
-        if of_model or overrides:
-            name = of_model or f"{min(overrides)}.*"
+        of_run = ("run", "plugin_path") if options.source else ()
+        others = sorted(section for section, table in overrides.items() if (section, *table) != of_run)
+        if of_model or others:
+            name = of_model or f"{others[0]}.*"
             raise ConfigError(f"--{name.replace('_', '-')} is of a model that answers --prompts FILE: leave it out")
     if options.step is not None and (options.source is None or options.prompts is not None):
         raise ConfigError(f"--step {options.step} is of a run: leave it out")
@@ -137,26 +157,41 @@ def _folder(options: argparse.Namespace) -> Path:
             raise ConfigError(f"{options.source} is a collection: go on with it without --{given[0].replace('_', '-')}")
         return options.source
     named = Path(options.pairs.rstrip("/")).stem if options.source is None else options.source.resolve().name
-    return options.out or Path("preferences", named or "collection")
+    return options.out or Path("preferences", re.sub(r"[*?\[\]]", "", named).strip(".") or "collection")
 
 
 def _create(folder: Path, options: argparse.Namespace, overrides: Overrides) -> None:
+    """Make a collection; what can be wrong is looked at before a model is sampled."""
     mode, seed = _mode(options), _seed(options)
-    items = _items(options, overrides, mode, seed)
-    if options.planted:
-        items = [*items, *planted_items(options.planted, mode)]
     settings = Settings(mode, seed, options.labellers or LABELLERS, _source(options, overrides))
-    create(folder, settings, shuffled(items, seed))
+    planted = planted_items(options.planted, mode) if options.planted else []
+    items = _items(options, overrides, mode, seed, partial(check_forms, planted))
+    create(folder, settings, shuffled([*items, *disguised(planted, items, seed)], seed))
 
 
-def _items(options: argparse.Namespace, overrides: Overrides, mode: Mode, seed: int) -> list[Item]:
-    if options.pairs is not None:
-        return file_items("--pairs", options.pairs, mode)[: options.count]
+def _items(
+    options: argparse.Namespace, overrides: Overrides, mode: Mode, seed: int, check: Callable[[set[str | None]], None]
+) -> list[Item]:
+    """``check``: of the items' forms. Errors: ConfigError."""
     if options.prompts is not None:
         from titan_rl.diagnostics.web.collect.generation import model_items
 
-        return model_items(options, overrides, mode, seed)
-    return run_items(options.source, mode, step=options.step, count=options.count or COUNT, seed=seed)
+        return model_items(options, overrides, mode, seed, check)
+    if options.pairs is not None:
+        items = file_items("--pairs", options.pairs, mode, count=options.count, seed=seed)
+    else:
+        from titan_rl.diagnostics.web.collect.recorded import run_items
+
+        chosen = dict(step=options.step, count=options.count or COUNT, folders=_folders(overrides))
+        items = run_items(options.source, mode, seed=seed, **chosen)
+    check({item.form for item in items})
+    return items
+
+
+def _folders(overrides: Overrides) -> list[str]:
+    """Folders of ``--run.plugin_path``, where a run's own task is."""
+    folders = overrides.get("run", {}).get("plugin_path", [])
+    return [folders] if isinstance(folders, str) else folders
 
 
 def _mode(options: argparse.Namespace) -> Mode:
@@ -170,13 +205,20 @@ def _seed(options: argparse.Namespace) -> int:
 def _source(options: argparse.Namespace, overrides: Overrides) -> dict[str, Any]:
     """What the items are made of, to tell whether a later start means the same."""
     files = {name: getattr(options, name) for name in ("pairs", "prompts", "planted") if getattr(options, name)}
-    plain = ("count", "step", *_OF_MODEL)
     return {
         **({"directory": str(options.source.resolve())} if options.source else {}),
         **{name: {"file": file, "checksums": _checksums(name, file)} for name, file in files.items()},
-        **{name: getattr(options, name) for name in plain if getattr(options, name) is not None},
-        **({"settings": overrides} if overrides else {}),
+        **_defaults(options),
+        **{name: getattr(options, name) for name in _PLAIN if getattr(options, name) is not None},
+        **({"settings": json.dumps(overrides, sort_keys=True, default=str)} if overrides else {}),
     }
+
+
+def _defaults(options: argparse.Namespace) -> dict[str, Any]:
+    """Values of arguments that may be left out."""
+    if options.prompts is not None:
+        return {"max_new_tokens": MAX_NEW_TOKENS, "temperature": TEMPERATURE}
+    return {"count": COUNT} if options.pairs is None else {}
 
 
 def _checksums(name: str, file: str) -> list[str]:
@@ -190,8 +232,13 @@ def _check_same(folder: Path, options: argparse.Namespace, overrides: Overrides)
     begun = read_settings(folder)
     now = {"rate": _mode(options) == "ratings", "seed": _seed(options), **_source(options, overrides)}
     was = {"rate": begun.mode == "ratings", "seed": begun.seed, **begun.source}
-    if other := next((name for name in {**was, **now} if was.get(name) != now.get(name)), None):
+    if other := next((name for name in {**was, **now} if _compared(was.get(name)) != _compared(now.get(name))), None):
         raise ConfigError(
-            f"{folder} was begun with {other.replace('_', '-')} = {json.dumps(was.get(other))}, which is another now: "
-            f"give another --out, or go on with it by `titan-rl collect {folder}`"
+            f"{folder} was begun with another {other.replace('_', '-')}: give another --out, or go on with it by "
+            f"`titan-rl collect {folder}`"
         )
+
+
+def _compared(value: Any) -> Any:
+    """Of a file its checksums, wherever it is."""
+    return value.get("checksums") if isinstance(value, dict) else value

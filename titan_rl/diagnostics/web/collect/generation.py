@@ -2,20 +2,20 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
 from titan_rl.diagnostics.evaluation import OF_SUITES, checked_suites, sampled_answers
-from titan_rl.diagnostics.web.collect.sources import written_item
+from titan_rl.diagnostics.web.collect.arguments import MAX_NEW_TOKENS, TEMPERATURE
+from titan_rl.diagnostics.web.collect.sources import asked_item
 from titan_rl.environments.rollout.suites import Suite
 from titan_rl.records.evaluations.results import Answer, Question
 from titan_rl.records.preferences.items import MOST_CHARACTERS, Item, Mode
 
-_SUITE, _MAX_NEW_TOKENS, _TEMPERATURE = "collect", 512, 1.0
+_SUITE = "collect"
 _SETTING = f"eval.suites.{_SUITE}"
 _ARGUMENTS = {
     "max_new_tokens": "--max-new-tokens",
@@ -28,11 +28,21 @@ _ARGUMENTS = {
 _REWARD = "titan_rl.environments.rewards.unscored:zero"
 
 
-def model_items(options: argparse.Namespace, overrides: dict[str, dict[str, Any]], mode: Mode, seed: int) -> list[Item]:
-    """Items of prompts that the model answers: two different answers of each, or one. Errors: ConfigError."""
+def model_items(
+    options: argparse.Namespace,
+    overrides: dict[str, dict[str, Any]],
+    mode: Mode,
+    seed: int,
+    check: Callable[[set[str | None]], None],
+) -> list[Item]:
+    """Items of prompts that the model answers: two different answers of each, or one.
+
+    ``check``: of the prompts' forms, before anything is sampled. Errors: ConfigError."""
     with _errors_of_arguments():
         checked = checked_suites(*_evaluation(options, overrides, mode, seed))
-    [result], [suite] = sampled_answers(checked), checked.suites
+    [suite] = checked.suites
+    check({asked_item(suite.task, prompt, (), "").form for prompt in suite.prompts})
+    [result] = sampled_answers(checked)
     if result.unscored:
         say(f"{len(result.unscored)} prompts were not answered, {result.first_failure}", sys.stderr)
     items = [item for question in result.questions if (item := _item(suite, question, mode))]
@@ -65,8 +75,8 @@ def _evaluation(
         "name": _SUITE,
         "task": {"name": "jsonl", "reward": _REWARD, "options": {"file": options.prompts}},
         "samples": 2 if mode == "pairs" else 1,
-        "temperature": _TEMPERATURE if options.temperature is None else options.temperature,
-        "max_new_tokens": options.max_new_tokens or _MAX_NEW_TOKENS,
+        "temperature": TEMPERATURE if options.temperature is None else options.temperature,
+        "max_new_tokens": options.max_new_tokens or MAX_NEW_TOKENS,
         "prompts": options.count or 0,
     }
     sections = {**overrides, "model": overrides.get("model", {}) | {"path": str(options.source)}}
@@ -82,10 +92,8 @@ def _item(suite: Suite, question: Question, mode: Mode) -> Item | None:
     answers = list(dict.fromkeys(answer.text for answer in question.answers if _is_whole(answer)))
     if len(answers) < (2 if mode == "pairs" else 1):
         return None
-    asked = suite.task.messages(prompt)
-    item = written_item(asked, answers, str(prompt.entry["place"]), None if isinstance(asked, str) else "")
-    tools, template_options = prompt.entry.get("tools", ()), prompt.template_options
-    return replace(item, tools=tools, template_options=template_options) if item.size <= MOST_CHARACTERS else None
+    item = asked_item(suite.task, prompt, answers, str(prompt.entry["place"]))
+    return item if item.size <= MOST_CHARACTERS else None
 
 
 def _is_whole(answer: Answer) -> bool:

@@ -7,8 +7,9 @@ const CHOICES = {
 };
 const TITLES = { pairs: ["First answer", "Second answer"], ratings: ["Answer"] };
 const RETRY_MILLISECONDS = 2000;
+const ANSWER_MILLISECONDS = 15000; // then a connection is taken to be dead
 const part = (id) => document.getElementById(id);
-const page = { who: "", mode: "pairs", item: null, last: null, unedited: "", begun: 0, isSending: false };
+const page = { who: "", mode: "pairs", item: null, last: null, original: "", shownEdit: "", begun: 0, isSending: false };
 
 function element(name, text = "") {
   const made = document.createElement(name);
@@ -22,10 +23,10 @@ function say(text, isBad = false) {
 }
 
 async function ask(path, options = {}) {
-  const reply = await fetch(path, { cache: "no-store", ...options });
+  const reply = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MILLISECONDS), ...options });
   const type = reply.headers.get("content-type") || "";
   const body = type.includes("application/json") ? await reply.json() : { error: await reply.text() };
-  if (!reply.ok) throw Object.assign(new Error(body.error || reply.statusText), { isRefusal: reply.status < 500 });
+  if (!reply.ok) throw Object.assign(new Error(body.error || reply.statusText), { isRefusal: reply.status < 500 && reply.status !== 408 });
   return body;
 }
 
@@ -38,16 +39,19 @@ function show(state) {
   draw(state.item);
 }
 
-function draw(item) {
+// edit: the better answer that the labeller wrote before; empty: none.
+function draw(item, edit = "") {
   page.item = item;
   part("work").hidden = item === null;
   part("done").hidden = item !== null;
-  if (item === null) return;
+  if (item === null) return part("again").replaceChildren(backButton());
   part("prompt").textContent = item.prompt;
   part("answers").replaceChildren(...item.answers.map(answerBox));
-  part("edit-box").hidden = page.mode !== "ratings";
-  part("edit").value = page.mode === "ratings" ? item.answers[0] : "";
-  page.unedited = part("edit").value; // with the line ends of a text box
+  part("edit-box").hidden = item.editable === null;
+  part("edit").value = item.editable ?? "";
+  page.original = part("edit").value; // with the line ends of a text box
+  if (edit) part("edit").value = edit;
+  page.shownEdit = part("edit").value;
   part("choices").replaceChildren(...CHOICES[page.mode].map(choiceButton), backButton());
   window.scrollTo(0, 0);
   page.begun = performance.now();
@@ -80,9 +84,10 @@ function backButton() {
 
 function back() {
   if (page.isSending || page.last === null) return;
-  const last = page.last;
+  if (page.item !== null && part("edit").value !== page.shownEdit) return say("judge this one first: its text was changed", true);
+  const { item, edit } = page.last;
   page.last = null;
-  draw(last);
+  draw(item, edit);
   say("judge it again: the last judgement counts");
 }
 
@@ -93,18 +98,20 @@ function newId() {
 async function judge(choice) {
   if (page.isSending || page.item === null) return;
   page.isSending = true;
+  part("edit").disabled = true; // what is typed now would be lost
   const item = page.item;
-  const edit = part("edit").value === page.unedited ? "" : part("edit").value;
+  const edit = part("edit").value === page.original ? "" : part("edit").value;
   const seconds = Math.min((performance.now() - page.begun) / 1000, 86400);
   const judgement = { id: newId(), item: item.id, who: page.who, choice, edit, seconds };
   try {
     const state = await sendUntilSaved(judgement);
-    page.last = item;
+    page.last = { item, edit };
     show(state);
     say("saved");
   } catch (error) {
     say(`not saved: ${error.message}`, true);
   } finally {
+    part("edit").disabled = false;
     page.isSending = false;
   }
 }
@@ -125,7 +132,10 @@ async function sendUntilSaved(judgement) {
 
 async function begin(who) {
   try {
-    show(await ask(`next?${new URLSearchParams({ who })}`));
+    const state = await ask(`next?${new URLSearchParams({ who })}`);
+    const isOwn = state.who === sessionStorage.getItem("who");
+    if (state.is_known && !isOwn && !confirm(`${state.who} is a name in use (${state.done} judged). Go on as ${state.who}?`)) return;
+    show(state);
     say("");
     sessionStorage.setItem("who", page.who);
   } catch (error) {
@@ -136,9 +146,10 @@ async function begin(who) {
 function onKey(event) {
   const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement;
   if (event.key === "Escape") event.target.blur();
-  if (isTyping || event.repeat || event.ctrlKey || event.metaKey || event.altKey || page.item === null) return;
+  if (isTyping || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Backspace") return back();
-  if (event.key === "e" && page.mode === "ratings") {
+  if (page.item === null) return;
+  if (event.key === "e" && page.item.editable !== null) {
     event.preventDefault();
     return part("edit").focus();
   }

@@ -1,128 +1,107 @@
-"""Sources of what is judged: data files of pairs or answers, and answers that a run recorded.
-
-A run's answers are those of one turn that ended by themselves. Two that differ are drawn for a pair, by the seed. A
-chat's question becomes messages, so that what is trained on is written by the same template.
-"""
+"""Items of data files, and of what a task asks. Pure but for reading."""
 
 import random
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from itertools import groupby
+from typing import TypeVar
 
-from titan_rl.config.load import ConfigError, read_resolved
-from titan_rl.config.sections.schema import MIXTURE
+from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.file_sources import check_unweighted, list_names, locate_sources, read_sources
 from titan_rl.data.rows.public_shapes import as_example
 from titan_rl.data.rows.row_files import RawRow
 from titan_rl.data.seeds import named_seed
-from titan_rl.data.types import Group, Message, Rollout, message
-from titan_rl.records.preferences.items import MOST_CHARACTERS, Item, Mode, pair_item, rated_item, rated_items
-from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
-from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, recorded_steps
+from titan_rl.data.types import Prompt, message
+from titan_rl.environments.interfaces.task import Task
+from titan_rl.records.preferences.items import Item, Mode, pair_item, rated_item, rated_items, shown
 
-_CONVERSATION = re.compile(r"(system|user|assistant|tool): .*\n(user|assistant|tool): ", re.DOTALL)
-"""Several messages as a run records them: one text, which cannot be taken apart again."""
+_T = TypeVar("_T")
 
 
-def file_items(setting: str, file: str, mode: Mode, *, are_planted: bool = False) -> list[Item]:
-    """Items of a file's rows, in order. Errors: ConfigError that names the row."""
+def file_items(setting: str, file: str, mode: Mode, *, count: int | None = None, seed: int = 1) -> list[Item]:
+    """Items of a file's rows, in order; ``count``: of so many rows, drawn. Errors: ConfigError that names the row."""
+    rows = _rows(setting, file)
+    return [item for row in (rows if count is None else drawn(rows, count, seed)) for item in _row_items(row, mode)]
+
+
+def drawn(values: Iterable[_T], count: int, seed: int) -> list[_T]:
+    """Sample of ``count`` values, or all if there are fewer, in their order; all are as likely (reservoir)."""
+    draw, kept = random.Random(named_seed("rows", seed)), dict[int, tuple[int, _T]]()
+    for number, value in enumerate(values):
+        place = number if number < count else draw.randrange(number + 1)
+        if place < count:
+            kept[place] = (number, value)
+    return [value for _, value in sorted(kept.values(), key=lambda each: each[0])]
+
+
+def _rows(setting: str, file: str) -> Iterator[RawRow]:
+    """Errors: ConfigError, also without any."""
     check_unweighted(setting, file)
-    sources = locate_sources(setting, file, [])
+    sources, is_empty = locate_sources(setting, file, []), True
     try:
-        items = [item for _, row in read_sources(sources) for item in _row_items(row, mode, are_planted)]
+        for _, row in read_sources(sources):
+            is_empty = False
+            yield row
     except OSError as error:
         raise ConfigError(f"cannot read {list_names(sources)}: {error}") from None
-    if not items:
+    if is_empty:
         raise ConfigError(f"{setting} = {file!r} holds no rows: give another file")
-    return items
 
 
-def _row_items(row: RawRow, mode: Mode, is_planted: bool) -> list[Item]:
+def _row_items(row: RawRow, mode: Mode) -> list[Item]:
     place, columns = row
-    if is_planted and columns.get("chosen") is None:
-        raise ConfigError(f"{place}: a planted pair has 'chosen', the better answer, and 'rejected'")
     if columns.get("answers") is None:
         is_pair = mode == "pairs" or columns.get("chosen") is not None
         columns = as_example(place, columns, "pairs" if is_pair else "demonstrations", frozenset())
         if not is_pair:
             return [rated_item(place, columns)]
-    pair = pair_item(place, columns, "a" if is_planted else "")
+    pair = pair_item(place, columns)
     return [pair] if mode == "pairs" else rated_items(pair)
 
 
-def run_items(run: Path, mode: Mode, *, step: int | None, count: int, seed: int) -> list[Item]:
-    """Up to ``count`` items of a run's prompts, of the newest steps, or of one. Errors: ConfigError."""
-    run_dir = existing_run_dir(run)
-    if is_on_data(run_dir):
-        raise ConfigError(f"{run} is a run on data.file, which samples no answers: give --pairs FILE")
-    steps = recorded_steps(run_dir.rollouts)
-    if not steps and (run / "tokenizer.json").is_file():
-        raise ConfigError(f"{run} is a model: give --prompts FILE with what it is to answer")
-    if not steps:
-        raise ConfigError(f"{run} holds no rollouts yet: give a run that has done a step with a generator")
-    if step is not None and step not in steps:
-        raise ConfigError(f"step {step} is not recorded: give --step {steps[0]} to {steps[-1]}")
-    task = read_resolved(run_dir.config).get("task", {})
-    items: list[Item] = []
-    for number in reversed(steps) if step is None else [step]:
-        items += _step_items(run_dir.rollouts, number, mode, task, seed)
-        if len(items) >= count:
-            break
-    if not items:
-        raise ConfigError(f"{run} has no prompt with answers to judge: each needs a turn that ended by itself")
-    return items[:count]
-
-
-def _step_items(folder: Path, step: int, mode: Mode, task: dict[str, Any], seed: int) -> Iterator[Item]:
-    try:
-        groups = read_rollouts(folder, step)
-    except (RolloutsError, FileNotFoundError) as error:
-        raise ConfigError(str(error)) from None
-    for group in groups:
-        if item := _group_item(group, step, mode, task, seed):
-            yield item
-
-
-def _group_item(group: Group, step: int, mode: Mode, task: dict[str, Any], seed: int) -> Item | None:
-    """Item of a prompt; None without answers that can be judged."""
-    answers = list({rollout.text: rollout for rollout in group.rollouts if _is_whole(rollout)}.values())
-    number = 2 if mode == "pairs" else 1
-    if len(answers) < number or not group.question.strip():
-        return None
-    drawn = random.Random(named_seed("answers", seed, step, group.prompt_id)).sample(answers, number)
-    source = f"step {step} {group.prompt_id} samples {', '.join(str(rollout.sample) for rollout in drawn)}"
-    item = written_item(group.question, [rollout.text for rollout in drawn], source, _system(task, group.task))
-    is_joined = not isinstance(item.prompt, str) and bool(_CONVERSATION.match(group.question))
-    return None if is_joined or item.size > MOST_CHARACTERS else item
-
-
-def _is_whole(rollout: Rollout) -> bool:
-    return rollout.status == "ok" and len(rollout.turns) == 1 and not rollout.branches and bool(rollout.text.strip())
-
-
-def written_item(prompt: str | list[Message], answers: Sequence[str], source: str, system: str | None) -> Item:
-    """Item of text, or of messages where ``system`` is not None: it begins a chat, unless it is empty."""
-    if system is None:
-        return Item(prompt, tuple(answers), source)
-    asked = [message("user", prompt)] if isinstance(prompt, str) else prompt
-    begun = [message("system", system)] if system else []
-    return Item([*begun, *asked], tuple([message("assistant", answer)] for answer in answers), source)
-
-
-def _system(task: Any, part: str) -> str | None:
-    """System prompt of a run's chats, maybe empty; None where its prompts are text."""
-    table = task if isinstance(task, dict) else {}
-    if table.get("name") == MIXTURE:
-        parts = table.get("options")
-        own = parts.get(part) if isinstance(parts, dict) else None
-        table = table | (own if isinstance(own, dict) else {})
-    prompt = table.get("system_prompt")
-    return None if table.get("style") != "chat" else prompt if isinstance(prompt, str) else ""
-
-
 def planted_items(file: str, mode: Mode) -> list[Item]:
-    """Items whose right choice is known. Errors: ConfigError."""
-    items = file_items("--planted", file, mode, are_planted=True)
-    return [replace(item, source=f"planted, {item.source}") for item in items]
+    """Items whose right choice is known: of each row a pair, or two answers. Errors: ConfigError."""
+    return [item for row in _rows("--planted", file) for item in _planted(row, mode)]
+
+
+def _planted(row: RawRow, mode: Mode) -> list[Item]:
+    place, columns = row
+    if columns.get("chosen") is None:
+        raise ConfigError(f"{place}: a planted pair has 'chosen', the better answer, and 'rejected'")
+    pair = pair_item(place, as_example(place, columns, "pairs", frozenset()), "a")
+    pair = replace(pair, source=f"planted, {pair.source}")
+    return [pair] if mode == "pairs" else rated_items(pair)
+
+
+def check_forms(planted: Sequence[Item], forms: set[str | None]) -> None:
+    """Check that a page shows planted items as it shows the others.
+
+    ``forms``: of the others. Errors: ConfigError for text beside messages, or for another system prompt."""
+    names = {None: "text", "": "messages without a system prompt"}
+    if other := next((item for item in planted if item.form not in forms), None):
+        form, others = (
+            names.get(each, f"messages with the system prompt {str(each)[:40]!r}")
+            for each in (other.form, min(forms, key=str))
+        )
+        raise ConfigError(
+            f"{other.source}: it is {form}, and what is judged is {others}, so that people would recognise it: "
+            f"write it alike"
+        )
+
+
+def disguised(planted: Sequence[Item], others: Sequence[Item], seed: int) -> list[Item]:
+    """Planted items of which a prompt comes as often as among the others: one answer of two, where each comes once."""
+    prompts = [shown(item.prompt) for item in others]
+    if len(set(prompts)) < len(prompts):
+        return list(planted)
+    rows = [list(items) for _, items in groupby(planted, lambda item: item.source)]
+    return [random.Random(named_seed("planted answer", seed, number)).choice(row) for number, row in enumerate(rows)]
+
+
+def asked_item(task: Task, prompt: Prompt, answers: Sequence[str], source: str) -> Item:
+    """Item of a prompt as its task asks it, with the tools and the template's options of the prompt."""
+    asked = task.messages(prompt)
+    if isinstance(asked, str):
+        return Item(asked, tuple(answers), source)
+    written = tuple([message("assistant", answer)] for answer in answers)
+    return Item(asked, written, source, tools=task.tools_of(prompt), template_options=prompt.template_options)
