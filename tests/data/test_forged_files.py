@@ -164,6 +164,8 @@ OWN = {
     "models/weights/peft_files.py": "a file whose header was checked",
     "models/builtin/smollm2.py": "a package that pip has installed",
     "models/spec.py": "a directory that read_config has looked at",
+    "records/preferences/collection.py": "the lock, written",
+    "records/preferences/journal.py": "written; the last byte of what read_lines has read",
     "records/ledger/ledger.py": "the run's own, whose flaws are looked for before it is continued",
     "records/ledger/audit.py": "bounded by SQLite's own limits",
     "records/steps/rollouts.py": "looked at first, by check_table",
