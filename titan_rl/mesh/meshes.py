@@ -328,10 +328,8 @@ class Meshes:
 
     @property
     def _patience(self) -> str:
-        """A process that Monarch has not heard of for so long counts as dead to it: later than a silent host to us, and
-        than one that a busy machine gives no time to."""
-        silence = 0.0 if self._remote is None else 2 * self.config.hosts.silence
-        return f"{int(max(30 + silence, self.config.mesh.start_timeout))}s"
+        """A process that Monarch has not heard of for so long counts as dead to it: later than a silent host to us."""
+        return "30s" if self._remote is None else f"{int(30 + 2 * self.config.hosts.silence)}s"
 
     def _open_privately(self) -> Path:
         if str(self._scratch.parent) != tempfile.gettempdir():
