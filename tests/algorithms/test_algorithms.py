@@ -183,7 +183,10 @@ def mine(extra: str = "", **methods: str) -> str:
         (mine("Settings = 3"), "its Settings must be a dataclass"),
         (mine() + "    @dataclass\n    class Settings:\n        name: str = ''\n", "Settings.name is a key that every"),
         (mine() + "    @dataclass\n    class Settings:\n        x: np.ufunc = None\n", "its Settings cannot be made"),
-        (mine() + "    @dataclass\n    class Settings:\n        x: int\n", "algorithm.x = {}: Field required"),
+        (
+            mine() + "    @dataclass\n    class Settings:\n        x: int\n",
+            "algorithm.x is needed, and is not given: set it",
+        ),
         (mine("needs = {'critic': True}"), "its needs must be a titan_rl.algorithms.base.Needs"),
         (mine("needs = Needs(teacher_words=4)"), "its needs name teacher_words and no teacher: set teacher = True"),
         (mine("needs = Needs(implicit_reward=True)"), "its needs name implicit_reward and no reference"),
