@@ -72,7 +72,7 @@ def test_what_nobody_has_forged_is_read(tmp_path, capsys):
         ("ledger: a view that does not end", ["ledger", "RUN"]),
         ("rollouts: a long text", ["show", "RUN"]),
         ("trace: a hole", ["trace", "RUN"]),
-        ("model.safetensors: a pipe", ["eval", "RUN"]),
+        ("model.safetensors: a pipe", ["eval", "RUN", "--task", "gcd"]),
     ],
 )
 def test_so_it_is_at_the_command_line(tmp_path, name, arguments):
@@ -84,6 +84,7 @@ def test_so_it_is_at_the_command_line(tmp_path, name, arguments):
     done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 2 and not done.stdout, done
     assert done.stderr.startswith("titan-rl: ") and len(done.stderr.splitlines()) == 1
+    assert Path(file).stem in done.stderr, "for what was forged, and nothing before"
 
 
 # the reader
