@@ -18,6 +18,9 @@ SIZES = dict(hidden_size=128, intermediate_size=160, num_attention_heads=4, num_
 LONG = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=220, partial_rotary_factor=0.75)
 LONG |= dict(short_factor=[1 + i / 10 for i in range(12)], long_factor=[2.0 + i for i in range(12)])
 HEADS = dict(head_dim=32, sliding_window=5)
+EXPERTS = dict(moe_intermediate_size=64)
+LATENT = dict(kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=32, v_head_dim=32, num_key_value_heads=4)
+"""Of the ranks, vLLM computes these alone on a CPU."""
 RUNS = {
     "qwen2": ("qwen2", {}),
     "mistral": ("mistral window", HEADS),
@@ -25,6 +28,9 @@ RUNS = {
     "phi3": ("phi3 longrope", dict(rope_parameters=LONG, sliding_window=5)),
     "gemma3_text": ("gemma3_text", HEADS | dict(layer_types=["sliding_attention", "full_attention"])),
     "gpt_oss": ("gpt_oss", HEADS),
+    "glm4": ("glm4", dict(head_dim=32)),
+    "glm4_moe": ("glm4_moe", dict(head_dim=32) | EXPERTS),
+    "deepseek_v3": ("deepseek_v3 yarn", LATENT | EXPERTS),
 }
 
 

@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from titan_rl.config.model_directory.directory import read_object, stored_tensors
 from titan_rl.config.model_directory.weight_checks import VALUE_HEAD, check_value_names
 from titan_rl.models.layers.layer_configs import FROM_FILE
-from titan_rl.models.weights.hf_weights import load_hf, save_hf
+from titan_rl.models.weights.hf_weights import load_hf, model_tensors, save_hf
 from titan_rl.models.weights.shards import Shard, decoder_of, expected_shapes
 
 
@@ -88,7 +88,7 @@ def check_value_weights(spec: ModelSpec, path: str | Path) -> None:
     """Check a directory for a value model; ``spec``: with a value head.
 
     Errors: ValueError if it holds neither such a model nor one that differs by its head alone."""
-    check_value_names(stored_tensors(path), expected_shapes(spec))
+    check_value_names(model_tensors(spec, path), expected_shapes(spec))
 
 
 @torch.no_grad()

@@ -24,7 +24,17 @@ LONG = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddin
 LONG |= dict(short_factor=[1.0, 1.3, 1.7], long_factor=[2.0, 4.0, 8.0])
 EVEN = dict(hidden_size=40, intermediate_size=54, num_attention_heads=4, num_key_value_heads=2, num_local_experts=6)
 """What tensor parallelism must divide; the vocabulary of 101 words, it need not."""
+EVEN_EXPERTS = {key: size for key, size in EVEN.items() if key != "num_local_experts"}
+EVEN_EXPERTS |= dict(n_routed_experts=12, moe_intermediate_size=18)
+"""For a mixture behind DeepSeek-V3's router."""
 GEMMA = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0), "sliding_attention": PLAIN}
+HALF = PLAIN | dict(partial_rotary_factor=0.5)
+EXPERTS = dict(n_routed_experts=9, num_experts_per_tok=3, n_group=3, topk_group=2, n_shared_experts=2)
+EXPERTS |= dict(moe_intermediate_size=17, first_k_dense_replace=1, routed_scaling_factor=1.7)
+LATENT = dict(q_lora_rank=23, kv_lora_rank=19, qk_nope_head_dim=7, qk_rope_head_dim=6, v_head_dim=11)
+LATENT |= dict(num_key_value_heads=6, topk_method="noaux_tc", scoring_func="sigmoid", rms_norm_eps=1e-6)
+DEEP_YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, beta_fast=32.0, beta_slow=1.0, mscale=0.9)
+DEEP_YARN |= dict(mscale_all_dim=0.7, original_max_position_embeddings=64)
 CASES = {
     "qwen2": ("qwen2", dict(tie_word_embeddings=False)),
     "qwen2 tied": ("qwen2", dict(tie_word_embeddings=True)),
@@ -38,6 +48,17 @@ CASES = {
         "gemma3_text",
         dict(head_dim=10, sliding_window=7, query_pre_attn_scalar=13, rope_parameters=GEMMA)
         | dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+    ),
+    "deepseek_v3": ("deepseek_v3", LATENT | EXPERTS),
+    "deepseek_v3 yarn": ("deepseek_v3", LATENT | EXPERTS | dict(q_lora_rank=None, rope_parameters=DEEP_YARN)),
+    "glm4": ("glm4", dict(head_dim=12, rope_parameters=HALF)),
+    "glm4 without biases": ("glm4", dict(head_dim=12, rope_parameters=HALF, attention_bias=False)),
+    "glm4_moe": ("glm4_moe", dict(head_dim=12, rope_parameters=HALF, attention_bias=True) | EXPERTS),
+    "glm4_moe 2": (
+        "glm4_moe",
+        dict(head_dim=12, rope_parameters=HALF, use_qk_norm=True)
+        | EXPERTS
+        | dict(n_group=1, topk_group=1, norm_topk_prob=False, first_k_dense_replace=0, n_shared_experts=1),
     ),
     "gpt_oss": (
         "gpt_oss",
@@ -58,5 +79,8 @@ def make(path: Path, case: str, *, scale: float = 0.3, **changes) -> PreTrainedM
             parameter.uniform_(0.5, 2.0, generator=generator)
         else:
             parameter.normal_(0, scale, generator=generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.uniform_(-0.5, 0.5, generator=generator)
     model.save_pretrained(path)
     return model

@@ -40,8 +40,11 @@ _EXPERTS = {
     "mlp.experts.{}.down_proj.weight": ("hidden_size", "moe_intermediate_size"),
 }
 LAYERS: dict[str, dict[str, Shape]] = {
+    "deepseek_v3": {},  # left to the built model, as all with dense first layers
     "gemma3_text": _GEMMA3_NORMS | _ATTENTION | _QK_NORM | _SWIGLU,
-    "gpt_oss": {},  # left to the built model
+    "glm4": {},
+    "glm4_moe": {},
+    "gpt_oss": {},
     "llama": _NORMS | _ATTENTION | _SWIGLU,
     "mistral": _NORMS | _ATTENTION | _SWIGLU,
     "olmo2": _AROUND | _ATTENTION | _WHOLE_QK_NORM | _SWIGLU,
@@ -60,8 +63,8 @@ def head_size(config: dict[str, Any]) -> int:
 
 
 def num_experts(config: dict[str, Any]) -> int | None:
-    """Under the name that Qwen gave it, or the one that transformers writes."""
-    return config.get("num_experts") or config.get("num_local_experts")
+    """Under the name that Qwen gave it, the one that transformers writes, or DeepSeek's."""
+    return config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts")
 
 
 def is_tied(config: dict[str, Any]) -> bool:

@@ -81,7 +81,7 @@ class Size:
         experts: Counter[str] = Counter()
         for name, count in counts:
             if name.startswith("layers."):
-                (experts if "experts." in name else layers)[name.split(".")[1]] += count
+                (experts if "routed_experts." in name else layers)[name.split(".")[1]] += count
         parameters = sum(count for _, count in counts)
         around = parameters - layers.total() - experts.total()
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -1,8 +1,9 @@
 """Mixtures of experts: TorchTitan's, computed in the model's own dtype.
 
-TorchTitan always multiplies experts in bf16, so in fp32 the trainer could not agree with the generator. The router is
-Qwen3's: softmax over all experts, then the top k, normalized if config.json says so. There is no load-balancing bias
-and no auxiliary loss: reinforcement learning must move weights only for the reward.
+TorchTitan always multiplies experts in bf16, so in fp32 the trainer could not agree with the generator. There are two
+routers. Qwen3's: softmax over all experts, then the top k, normalized if config.json says so. DeepSeek-V3's (arXiv
+2412.19437, section 2.1.2): sigmoids, and a bias that corrects the choice alone, by groups of experts. That bias stays
+as it is in the file, and there is no auxiliary loss: reinforcement learning must move weights only for the reward.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torchtitan.models.common.param_init import skip_param_init
 from transformers import PreTrainedConfig
 
 from titan_rl.compat.torch.sharding import AsyncCollectiveTensor
-from titan_rl.models.layers.layer_configs import FROM_FILE
+from titan_rl.models.layers.layer_configs import FROM_FILE, feed_forward
 
 
 def grouped_product(a_RK: torch.Tensor, w_EKN: torch.Tensor, num_tokens_E: torch.Tensor) -> torch.Tensor:
@@ -61,6 +62,44 @@ def moe_config(hf: PreTrainedConfig) -> MoE.Config:
     sizes = dict(dim=hf.hidden_size, hidden_dim=hf.moe_intermediate_size, num_experts=hf.num_experts)
     from_file = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init)
     return mixture_config(hf, Experts.Config(**sizes, param_init=from_file), normalize=hf.norm_topk_prob)
+
+
+def corrected_moe_config(hf: PreTrainedConfig) -> MoE.Config:
+    """TorchTitan's config of a layer's experts, routed as in DeepSeek-V3, beside those that all tokens share."""
+    sizes = dict(dim=hf.hidden_size, hidden_dim=hf.moe_intermediate_size, num_experts=hf.n_routed_experts)
+    from_file = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init)
+    config = mixture_config(hf, Experts.Config(**sizes, param_init=from_file), normalize=hf.norm_topk_prob)
+    config.router.score_func, config.router.route_scale = "sigmoid", hf.routed_scaling_factor
+    if hf.n_group > 1:
+        config.router.num_expert_groups, config.router.num_limited_groups = hf.n_group, hf.topk_group
+    config.shared_experts = feed_forward(hf, hf.moe_intermediate_size * hf.n_shared_experts)
+    # there is a bias where this is a number; TorchTitan's hook, which moves it by that, is in no spec (spec.py)
+    config.load_balance_coeff = 1.0
+    return config
+
+
+def check_routing(hf: PreTrainedConfig) -> None:
+    """Errors: ValueError for numbers of experts, groups and layers in config.json that do not fit each other."""
+    for key in ("n_routed_experts", "n_shared_experts", "n_group", "topk_group", "num_experts_per_tok"):
+        if not isinstance(value := getattr(hf, key), int) or value < 1:
+            raise ValueError(f"{key} = {value!r} in config.json must be a whole number of at least 1")
+    experts, groups = hf.n_routed_experts, hf.n_group
+    if groups > 1 and (experts % groups or experts < 2 * groups):
+        raise ValueError(
+            f"n_group = {groups} in config.json must make n_routed_experts = {experts} equal groups of 2 up"
+        )
+    if hf.topk_group > groups:
+        raise ValueError(f"topk_group = {hf.topk_group} in config.json is more than n_group = {groups}")
+    if hf.num_experts_per_tok > (chosen := experts // groups * hf.topk_group):
+        raise ValueError(
+            f"num_experts_per_tok = {hf.num_experts_per_tok} in config.json is more than the {chosen} experts of "
+            f"topk_group = {hf.topk_group} groups"
+        )
+    if not 0 <= hf.first_k_dense_replace < hf.num_hidden_layers:
+        raise ValueError(
+            f"first_k_dense_replace = {hf.first_k_dense_replace} in config.json must be below num_hidden_layers = "
+            f"{hf.num_hidden_layers}: no layer has experts"
+        )
 
 
 def mixture_config(

@@ -37,7 +37,7 @@ class Work:
         head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
         total = getattr(hf, "num_experts", None) or getattr(hf, "num_local_experts", None) or 0
         chosen = getattr(hf, "num_experts_per_tok", 0) if total else 0
-        experts = size.experts * hf.num_hidden_layers
+        experts = size.experts * (hf.num_hidden_layers - getattr(hf, "first_k_dense_replace", 0))
         looked_up = 0 if hf.tie_word_embeddings else hf.vocab_size * hf.hidden_size
         resting = experts * (1 - chosen / total) if total else 0.0
         return cls(
