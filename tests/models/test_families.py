@@ -98,6 +98,8 @@ def logits_without(path: Path, case: str, **changes) -> torch.Tensor:
         ("glm4_moe 2", dict(rope_parameters=PLAIN | dict(partial_rotary_factor=1.0))),
         ("gpt_oss", dict(rope_parameters=PLAIN)),
         ("gpt_oss", dict(swiglu_limit=1e9)),
+        ("qwen3_5_text", dict(layer_types=["full_attention", *["linear_attention"] * 4])),
+        ("qwen3_5_text", dict(rope_parameters=PLAIN)),
     ],
 )
 def test_what_a_config_asks_for_shows_in_the_logits(tmp_path, case, changes):
@@ -133,6 +135,11 @@ def test_what_a_config_asks_for_shows_in_the_logits(tmp_path, case, changes):
         ("glm4_moe", dict(n_shared_experts=0), ["n_shared_experts = 0"]),
         ("gemma3_text", dict(final_logit_softcapping=30.0), ["final_logit_softcapping = 30.0", "None"]),
         ("gemma3_text", dict(hidden_activation="silu"), ["hidden_activation = 'silu'", "'gelu_pytorch_tanh'"]),
+        ("qwen3_5_text", dict(attn_output_gate=False), ["attn_output_gate = False", "True"]),
+        ("qwen3_5_text", dict(output_gate_type="sigmoid"), ["output_gate_type = 'sigmoid'", "'silu'"]),
+        ("qwen3_5_text", dict(linear_num_key_heads=4), ["linear_num_value_heads = 6", "linear_num_key_heads = 4"]),
+        ("qwen3_5_text", dict(linear_conv_kernel_dim=0), ["linear_conv_kernel_dim = 0"]),
+        ("qwen3_5_text", dict(layer_types=["sliding_attention"] * 5), ["layer_types", "linear_attention"]),
         ("qwen2", dict(use_sliding_window=True), ["use_sliding_window = True", "False"]),
     ],
 )
@@ -186,6 +193,13 @@ def test_an_expert_has_its_width_by_another_name(tmp_path):
         check_layout(read_hf_config(tmp_path), titan.parallelism)
 
 
+def test_tensor_parallel_ranks_cannot_share_linear_attention(tmp_path):
+    make(tmp_path, "qwen3_5_text")
+    titan = build_titan(load_config(None, {"parallelism": {"tensor_parallel_degree": 2}}))
+    with pytest.raises(ConfigError, match="tensor_parallel_degree = 2 cannot share the model's linear attention"):
+        check_layout(read_hf_config(tmp_path), titan.parallelism)
+
+
 LAYOUTS = {
     "dp2": dict(data_parallel_shard_degree=2),
     "tp2": dict(tensor_parallel_degree=2),
@@ -203,6 +217,7 @@ SPREAD = {
     "glm4": ["dp2", "tp2", "tp2 no SP", "pp2"],
     "glm4_moe": ["dp2", "tp2", "tp2 no SP", "ep2", "pp2"],
     "gpt_oss": ["dp2", "tp2", "tp2 no SP", "ep2", "pp2"],
+    "qwen3_5_text": ["dp2", "pp2"],
 }
 
 

@@ -1,5 +1,6 @@
 """Tiny random models of every family, of sizes that are odd wherever they may be."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -35,6 +36,8 @@ LATENT = dict(q_lora_rank=23, kv_lora_rank=19, qk_nope_head_dim=7, qk_rope_head_
 LATENT |= dict(num_key_value_heads=6, topk_method="noaux_tc", scoring_func="sigmoid", rms_norm_eps=1e-6)
 DEEP_YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, beta_fast=32.0, beta_slow=1.0, mscale=0.9)
 DEEP_YARN |= dict(mscale_all_dim=0.7, original_max_position_embeddings=64)
+LINEAR = dict(linear_key_head_dim=7, linear_value_head_dim=9, linear_num_key_heads=2, linear_num_value_heads=6)
+LINEAR |= dict(linear_conv_kernel_dim=3)
 CASES = {
     "qwen2": ("qwen2", dict(tie_word_embeddings=False)),
     "qwen2 tied": ("qwen2", dict(tie_word_embeddings=True)),
@@ -60,6 +63,7 @@ CASES = {
         | EXPERTS
         | dict(n_group=1, topk_group=1, norm_topk_prob=False, first_k_dense_replace=0, n_shared_experts=1),
     ),
+    "qwen3_5_text": ("qwen3_5_text", LINEAR | dict(head_dim=12, rope_parameters=HALF, num_hidden_layers=5)),
     "gpt_oss": (
         "gpt_oss",
         dict(head_dim=10, sliding_window=7, num_local_experts=5, num_experts_per_tok=2) | dict(rope_parameters=YARN),
@@ -71,7 +75,8 @@ CASES = {
 def make(path: Path, case: str, *, scale: float = 0.3, **changes) -> PreTrainedModel:
     """A model of random weights, so uneven that no norm, bias, sink or head can be taken for another."""
     model_type, settings = CASES[case]
-    config = CONFIG_MAPPING[model_type](**{**SIZES, "rope_parameters": PLAIN, **settings, **changes})
+    keys = deepcopy({**SIZES, "rope_parameters": PLAIN, **settings, **changes})  # which transformers adds to
+    config = CONFIG_MAPPING[model_type](**keys)
     model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
     generator = torch.Generator().manual_seed(2)
     for parameter in model.parameters():

@@ -40,7 +40,7 @@ _EXPERTS = {
     "mlp.experts.{}.down_proj.weight": ("hidden_size", "moe_intermediate_size"),
 }
 LAYERS: dict[str, dict[str, Shape]] = {
-    "deepseek_v3": {},  # left to the built model, as all with dense first layers
+    "deepseek_v3": {},  # left to the built model, as all whose layers differ
     "gemma3_text": _GEMMA3_NORMS | _ATTENTION | _QK_NORM | _SWIGLU,
     "glm4": {},
     "glm4_moe": {},
@@ -51,6 +51,7 @@ LAYERS: dict[str, dict[str, Shape]] = {
     "phi3": _NORMS | _PHI3,
     "qwen2": _NORMS | _ATTENTION | _BIASES | _SWIGLU,
     "qwen3": _NORMS | _ATTENTION | _QK_NORM | _SWIGLU,
+    "qwen3_5_text": {},
     "qwen3_moe": _NORMS | _ATTENTION | _QK_NORM | _EXPERTS,
 }
 """By ``model_type``, for all that ``models/families/registry.py`` builds: a layer's tensors, and the sizes in

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.attention import PackedAttention
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
-from titan_rl.models.layers.memory_saving import LeanRMSNorm, rms_norm
+from titan_rl.models.layers.layer_configs import shifted_norm
 from titan_rl.models.layers.sandwich import NORMS, SandwichBlock, shard_output_norms
 
 REQUIRED = {
@@ -28,18 +28,6 @@ REQUIRED = {
     "final_logit_softcapping": None,
     "use_bidirectional_attention": False,
 }
-
-
-class ShiftedNorm(LeanRMSNorm):
-    """RMSNorm with a scale of 1 + weight."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(LeanRMSNorm.Config):
-        pass
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.eps is not None, "TorchTitan's config has a number"
-        return rms_norm(x, self.weight.float() + 1.0, self.eps)
 
 
 class ScaledEmbedding(Embedding):
@@ -73,13 +61,9 @@ class PackedGemma3(PackedDecoder, Qwen3Model):
             shard_output_norms(self.layers, enable_sp=config.parallelism.enable_sequence_parallel)
 
 
-def norm(hf: PreTrainedConfig, size: int) -> ShiftedNorm.Config:
-    return ShiftedNorm.Config(normalized_shape=size, eps=hf.rms_norm_eps, param_init=layer_configs.FROM_FILE)
-
-
 def attention(hf: PreTrainedConfig, layer: int) -> GQAttention.Config:
     config = layer_configs.attention(hf, layer, rope_type=hf.layer_types[layer])
-    config.qk_norm = norm(hf, layer_configs.head_size(hf))
+    config.qk_norm = shifted_norm(hf, layer_configs.head_size(hf))
     assert isinstance(config.inner_attention, PackedAttention.Config)
     config.inner_attention.scale = hf.query_pre_attn_scalar**-0.5
     return config
@@ -91,10 +75,15 @@ def feed_forward(hf: PreTrainedConfig) -> GeluFeedForward.Config:
 
 
 def layer_config(hf: PreTrainedConfig, layer: int, *, block: type) -> SandwichBlock.Config:
-    norms = {name: norm(hf, hf.hidden_size) for name in NORMS}
+    norms = {name: shifted_norm(hf, hf.hidden_size) for name in NORMS}
     return block.Config(attention=attention(hf, layer), feed_forward=feed_forward(hf), **norms)
 
 
 gemma3_config = partial(
-    decoder_config, model=PackedGemma3, block=SandwichBlock, layer=layer_config, norm=norm, embedding=ScaledEmbedding
+    decoder_config,
+    model=PackedGemma3,
+    block=SandwichBlock,
+    layer=layer_config,
+    norm=shifted_norm,
+    embedding=ScaledEmbedding,
 )

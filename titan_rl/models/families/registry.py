@@ -21,11 +21,19 @@ from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import resolve
-from titan_rl.models.families import deepseek_v3, gemma3, glm4, gpt_oss, olmo2, phi3
+from titan_rl.models.families import deepseek_v3, gemma3, glm4, gpt_oss, olmo2, phi3, qwen3_5
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
 from titan_rl.models.layers.moe import moe_config
-from titan_rl.models.weights.names import DeepSeekV3Names, Gemma3Names, Glm4Names, GptOssNames, Names, Olmo2Names
+from titan_rl.models.weights.names import (
+    DeepSeekV3Names,
+    Gemma3Names,
+    Glm4Names,
+    GptOssNames,
+    Names,
+    Olmo2Names,
+    Qwen35Names,
+)
 
 REQUIRED: Mapping[str, object] = {
     "attention_bias": False,
@@ -103,6 +111,7 @@ FAMILIES = {
         partial(_llama_config, attention=partial(layer_configs.attention, qkv_bias=True)), parallelize_llama
     ),
     "qwen3": Family(_qwen3_config, parallelize_qwen3),
+    "qwen3_5_text": Family(qwen3_5.qwen3_5_config, parallelize_qwen3, Qwen35Names, required=qwen3_5.REQUIRED),
     "qwen3_moe": Family(partial(_qwen3_config, moe=moe_config), parallelize_qwen3),
 }
 """By ``model_type``."""

@@ -14,7 +14,7 @@ from torchtitan.models.common.param_init import skip_param_init
 from transformers import PreTrainedConfig
 
 from titan_rl.models.layers.attention import PackedAttention
-from titan_rl.models.layers.memory_saving import LeanFeedForward, LeanRMSNorm
+from titan_rl.models.layers.memory_saving import LeanFeedForward, LeanRMSNorm, ShiftedNorm
 from titan_rl.models.layers.rope import rope_config
 
 FROM_FILE = {"weight": skip_param_init, "bias": skip_param_init}
@@ -35,6 +35,10 @@ def window(hf: PreTrainedConfig, layer: int) -> int | None:
 
 def norm(hf: PreTrainedConfig, size: int) -> LeanRMSNorm.Config:
     return LeanRMSNorm.Config(normalized_shape=size, eps=hf.rms_norm_eps, param_init=FROM_FILE)
+
+
+def shifted_norm(hf: PreTrainedConfig, size: int) -> ShiftedNorm.Config:
+    return ShiftedNorm.Config(normalized_shape=size, eps=hf.rms_norm_eps, param_init=FROM_FILE)
 
 
 def attention(

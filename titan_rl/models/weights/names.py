@@ -71,6 +71,19 @@ class Glm4Names(Names):
     }
 
 
+class Qwen35Names(Names):
+    layer = {
+        "linear_attn.conv1d.weight": "attention.conv_weight",
+        **{
+            f"linear_attn.{name}": f"attention.{name}"
+            for name in (
+                *("A_log", "dt_bias", "norm.weight", "out_proj.weight"),
+                *(f"in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")),
+            )
+        },
+    }
+
+
 class GptOssNames(Names):
     layer = {
         "self_attn.sinks": "attention.inner_attention.sinks",

@@ -50,6 +50,11 @@ def check_compile(
 
 def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig, experts: int) -> None:
     degree = parallelism.tensor_parallel_degree
+    if "linear_attention" in (getattr(hf, "layer_types", None) or ()):
+        raise ConfigError(
+            f"parallelism.tensor_parallel_degree = {degree} cannot share the model's linear attention (layer_types): "
+            f"use data_parallel_shard_degree or pipeline_parallel_degree instead"
+        )
     split = {"num_attention_heads": hf.num_attention_heads, "num_key_value_heads": hf.num_key_value_heads}
     if not experts or getattr(hf, "first_k_dense_replace", 0):
         split["intermediate_size"] = hf.intermediate_size
