@@ -17,11 +17,12 @@ import pytest
 import torch
 from family_models import CASES, make
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
 from tree import TREE
 
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.model_directory import weight_checks
+from titan_rl.config.model_directory.config_checks import check_config
 from titan_rl.config.model_directory.directory import INDEX, SINGLE, belonging_files, read_object, stored_tensors
 from titan_rl.config.model_directory.tensor_names import LAYERS, expected_tensors
 from titan_rl.config.model_directory.weight_checks import check_finite
@@ -382,6 +383,24 @@ def test_expected_names_and_shapes_are_those_of_the_built_model(tmp_path, archit
 def test_so_they_are_of_every_family_that_the_table_tells(tmp_path, case):
     make(tmp_path, case)
     assert_told_as_built(tmp_path)
+
+
+SIGHT = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=32, num_position_embeddings=16)
+
+
+def test_a_model_with_vision_is_refused_with_a_mend_that_helps(tmp_path):
+    seeing, text = tmp_path / "seeing", tmp_path / "text"
+    words = SMALL | dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2, eos_token_id=1)
+    sizes = {f"linear_{kind}_head_dim": 8 for kind in ("key", "value")}
+    config = AutoConfig.for_model("qwen3_5", text_config=words | sizes, vision_config=SIGHT)
+    Qwen3_5ForConditionalGeneration(config).save_pretrained(seeing)
+    assert "`Qwen3_5ForCausalLM.from_pretrained(path).save_pretrained(out, save_original_format=False)`" in refusal(
+        seeing
+    )
+    Qwen3_5ForCausalLM.from_pretrained(seeing).save_pretrained(text, save_original_format=False)
+    stored = stored_tensors(text)
+    assert {name: tensor.shape for name, tensor in stored.items()} == expected_shapes(model_spec(text))
+    check_config(read_object(text / "config.json"), own_family=False)
 
 
 # what belongs to a model

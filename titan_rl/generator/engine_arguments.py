@@ -9,11 +9,14 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from titan_rl.config.device_defaults import generator_on, step_tokens
+from titan_rl.config.model_directory.directory import read_object
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.generator import vllm_backend, vllm_loader
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest that vLLM's CPU attention accepts. Only full blocks of a prompt are shared, and the default is 128."""
+_CPU_LATENT_BLOCK_TOKENS = 16
+"""The only one that its kernel for latents accepts."""
 
 
 def engine_arguments(
@@ -47,19 +50,33 @@ def engine_arguments(
         skip_tokenizer_init=True,
         trust_remote_code=False,
         logprobs_mode="processed_logprobs",
-        # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler
-        hf_overrides={"head_dtype": "float32"},
+        # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler; routers
+        # (DeepSeek-V3's) and states of linear attention are in fp32 in the trainer, too
+        hf_overrides={"head_dtype": "float32", "moe_router_dtype": "float32"},
+        mamba_ssm_cache_dtype="float32",
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
-        **(_on_cpu(config, max_model_len) if on_cpu else _on_gpu(config, max_model_len, devices, sleeps)),
+        **(
+            _on_cpu(config, max_model_len, has_latents(model_path))
+            if on_cpu
+            else _on_gpu(config, max_model_len, devices, sleeps)
+        ),
         **parallel,
     )
 
 
-def _on_cpu(config: GeneratorConfig, max_model_len: int) -> dict[str, Any]:
+def has_latents(model_path: str | Path) -> bool:
+    """Whether a model has multi-head latent attention (MLA)."""
+    file = Path(model_path) / "config.json"
+    return file.is_file() and read_object(file).get("kv_lora_rank") is not None
+
+
+def _on_cpu(config: GeneratorConfig, max_model_len: int, has_latents: bool) -> dict[str, Any]:
+    # where a CPU has AMX, vLLM takes a kernel for latents by default that knows no fp32
+    latents: dict[str, Any] = dict(attention_backend="CPU_MLA", block_size=_CPU_LATENT_BLOCK_TOKENS)
     return dict(
         kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30),
-        block_size=_CPU_BLOCK_TOKENS,
+        **(latents if has_latents else {"block_size": _CPU_BLOCK_TOKENS}),
         # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
         enable_chunked_prefill=False,
         max_num_batched_tokens=step_tokens(max_model_len, on_cpu=True),

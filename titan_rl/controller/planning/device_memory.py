@@ -95,5 +95,7 @@ def kv_bytes(hf: PreTrainedConfig, generator: GeneratorConfig, tokens: int, requ
     heads = max(hf.num_key_value_heads // generator.tensor_parallel, 1)
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     blocks = -(-(tokens + 1) // _BLOCK_TOKENS)
-    each = 2 * hf.num_hidden_layers * heads * head_dim * bytes_of(generator.dtype)
-    return float(requests * blocks * _BLOCK_TOKENS * each)
+    width = 2 * heads * head_dim
+    if (latents := getattr(hf, "kv_lora_rank", None)) is not None:
+        width = latents + hf.qk_rope_head_dim
+    return float(requests * blocks * _BLOCK_TOKENS * hf.num_hidden_layers * width * bytes_of(generator.dtype))

@@ -12,6 +12,8 @@ from titan_rl.models.layers.rope import num_positions
 
 _BLOCK_TOKENS = 16
 """The smallest number of tokens that vLLM stores together."""
+_CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""What its CPU kernel for latent attention is compiled for."""
 
 
 def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: bool) -> None:
@@ -24,6 +26,8 @@ def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: 
             f"generator.max_num_seqs = {generator.max_num_seqs} is more than the {most} tokens of one engine step: "
             f"lower it"
         )
+    if on_cpu:
+        _check_cpu_kernels(hf, generator.dtype)
     needed = kv_bytes(hf, max_model_len, generator.dtype, generator.tensor_parallel) / 2**30
     if 0 < generator.kv_cache_gib < needed:
         raise ConfigError(
@@ -32,10 +36,27 @@ def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: 
         )
 
 
+def _check_cpu_kernels(hf: PreTrainedConfig, dtype: str) -> None:
+    """Errors: ConfigError for layers that vLLM 0.32 has no kernel for on a CPU."""
+    if "linear_attention" in (getattr(hf, "layer_types", None) or ()) and dtype != "bfloat16":
+        raise ConfigError(
+            f"generator.dtype = {dtype!r}: vLLM computes linear attention (layer_types) on a CPU in bfloat16 alone; "
+            f"set generator.dtype = 'bfloat16'"
+        )
+    for key, size in _CPU_LATENTS.items():
+        if getattr(hf, "kv_lora_rank", None) is not None and getattr(hf, key) != size:
+            raise ConfigError(
+                f"the model's {key} = {getattr(hf, key)} has no latent attention in vLLM for CPUs, only {size}: use "
+                f"another model, or a GPU"
+            )
+
+
 def kv_bytes(hf: PreTrainedConfig, num_tokens: int, dtype: str, ranks: int) -> int:
     """Least bytes of KV cache for ``num_tokens`` on each rank; sliding-window layers count as none."""
     kinds = getattr(hf, "layer_types", None) or ["full_attention"] * hf.num_hidden_layers
     layers = sum(kind == "full_attention" for kind in kinds)
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     width = 2 * layers * max(hf.num_key_value_heads // ranks, 1) * head_dim
+    if (latents := getattr(hf, "kv_lora_rank", None)) is not None:
+        width = layers * (latents + hf.qk_rope_head_dim)
     return width * getattr(torch, dtype).itemsize * _BLOCK_TOKENS * ceil(num_tokens / _BLOCK_TOKENS)
