@@ -207,6 +207,10 @@ LAYOUTS = {
     "pp2": dict(pipeline_parallel_degree=2),
     "ep2": dict(data_parallel_shard_degree=2, expert_parallel_degree=2),
 }
+MORE = {
+    "deepseek_v3": dict(num_key_value_heads=4),
+    "qwen3_next": {name: 6 for name in ("num_experts", "num_local_experts")} | dict(moe_intermediate_size=18),
+}
 SPREAD = {
     "qwen2": ["tp2"],
     "mistral window": ["tp2", "pp2"],
@@ -218,6 +222,7 @@ SPREAD = {
     "glm4_moe": ["dp2", "tp2", "tp2 no SP", "ep2", "pp2"],
     "gpt_oss": ["dp2", "tp2", "tp2 no SP", "ep2", "pp2"],
     "qwen3_5_text": ["dp2", "pp2"],
+    "qwen3_next": ["dp2", "ep2", "pp2"],
 }
 
 
@@ -228,7 +233,7 @@ def spread(tmp_path_factory) -> Path:
     for case in SPREAD:
         # At the scale of the rest, rounding each weight of gpt_oss anew moves grad_norm by 3e-5; at this one by 3e-7.
         even = EVEN_EXPERTS if "n_routed_experts" in CASES[case][1] else EVEN
-        even = even | (dict(num_key_value_heads=4) if case == "deepseek_v3" else {})
+        even = even | MORE.get(case, {})
         make(folder / "models" / case, case, scale=0.15, **even)
     layouts = {f"{case}, {name}": Layout(case, LAYOUTS[name]) for case, names in SPREAD.items() for name in names}
     run_layouts(2, folder / "models", folder, layouts, one_step)

@@ -38,6 +38,8 @@ DEEP_YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, beta_fast=32.0, b
 DEEP_YARN |= dict(mscale_all_dim=0.7, original_max_position_embeddings=64)
 LINEAR = dict(linear_key_head_dim=7, linear_value_head_dim=9, linear_num_key_heads=2, linear_num_value_heads=6)
 LINEAR |= dict(linear_conv_kernel_dim=3)
+SHARED = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=17, shared_expert_intermediate_size=11)
+SHARED |= dict(layer_types=["linear_attention", "full_attention", "linear_attention"])
 CASES = {
     "qwen2": ("qwen2", dict(tie_word_embeddings=False)),
     "qwen2 tied": ("qwen2", dict(tie_word_embeddings=True)),
@@ -64,6 +66,8 @@ CASES = {
         | dict(n_group=1, topk_group=1, norm_topk_prob=False, first_k_dense_replace=0, n_shared_experts=1),
     ),
     "qwen3_5_text": ("qwen3_5_text", LINEAR | dict(head_dim=12, rope_parameters=HALF, num_hidden_layers=5)),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", LINEAR | SHARED | dict(head_dim=12, rope_parameters=HALF)),
+    "qwen3_next": ("qwen3_next", LINEAR | SHARED | dict(head_dim=12, rope_parameters=HALF, norm_topk_prob=False)),
     "gpt_oss": (
         "gpt_oss",
         dict(head_dim=10, sliding_window=7, num_local_experts=5, num_experts_per_tok=2) | dict(rope_parameters=YARN),

@@ -34,7 +34,7 @@ _GIVE = (
     "give a Hugging Face directory, which begins with a config.json (`titan-rl model smollm2 DIR` makes one), the name "
     "of a model on the Hub, or 'tiny'"
 )
-_TEXT_PARTS = {"qwen3_5": "Qwen3_5ForCausalLM"}
+_TEXT_PARTS = {"qwen3_5": "Qwen3_5ForCausalLM", "qwen3_5_moe": "Qwen3_5MoeForCausalLM"}
 """Classes of transformers that read the language model of a ``model_type`` with vision."""
 _DTYPES = (None, "auto", "float32", "bfloat16", "float16")
 

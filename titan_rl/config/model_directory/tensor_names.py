@@ -51,8 +51,10 @@ LAYERS: dict[str, dict[str, Shape]] = {
     "phi3": _NORMS | _PHI3,
     "qwen2": _NORMS | _ATTENTION | _BIASES | _SWIGLU,
     "qwen3": _NORMS | _ATTENTION | _QK_NORM | _SWIGLU,
+    "qwen3_5_moe_text": {},
     "qwen3_5_text": {},
     "qwen3_moe": _NORMS | _ATTENTION | _QK_NORM | _EXPERTS,
+    "qwen3_next": {},
 }
 """By ``model_type``, for all that ``models/families/registry.py`` builds: a layer's tensors, and the sizes in
 config.json that their shapes are made of."""

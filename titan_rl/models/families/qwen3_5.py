@@ -1,4 +1,4 @@
-"""Qwen3.5's text model where it differs from Qwen3.
+"""Qwen3-Next, and Qwen3.5's text models, where they differ from Qwen3.
 
 Three of four layers have linear attention (layers/gated_delta_net.py). The others gate the outputs of attention, and
 turn a part of each head. Norms scale by 1 + weight.
@@ -13,21 +13,34 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+import spmd_types as spmd
 import torch
-from torchtitan.models.common import Linear
+from torchtitan.models.common import Linear, SigmoidGatedFeedForward
 from torchtitan.models.common.attention import AttentionMasksType, GQAttention
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.decoder_sharding import set_decoder_sharding_config
+from torchtitan.models.common.moe import MoE
+from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from transformers import PreTrainedConfig
 
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
-from titan_rl.models.layers.gated_delta_net import GatedDeltaNet
+from titan_rl.models.layers.gated_delta_net import FusedProjections, GatedDeltaNet, Projections
 from titan_rl.models.layers.layer_configs import FROM_FILE, shifted_norm
+from titan_rl.models.layers.moe import moe_config
 
-REQUIRED = {"attention_bias": False, "hidden_act": "silu", "attn_output_gate": True, "layer_scale": False}
+REQUIRED = {
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "attn_output_gate": True,
+    "layer_scale": False,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+LAYOUT = {"w1_EFD": spmd.S(1), "w2_EDF": spmd.S(2), "w3_EFD": spmd.S(1)}
+"""How ranks would share the experts under tensor parallelism, which TorchTitan must be told in any case."""
 _SIZES = (
     *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
     *("linear_num_key_heads", "linear_num_value_heads"),
@@ -61,12 +74,18 @@ class PackedQwen35(PackedDecoder, Qwen3Model):
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             Decoder.Config.update_from_config(self, config=config, **kwargs)
-            set_decoder_sharding_config(self, enable_sp=config.parallelism.enable_sequence_parallel)
+            parallelism = config.parallelism
+            sequence, ep = parallelism.enable_sequence_parallel, parallelism.expert_parallel_degree > 1
+            set_decoder_sharding_config(self, enable_sp=sequence)
+            for layer in self.layers:
+                if layer.moe is not None:
+                    set_moe_sharding_config(layer.moe, enable_ep=ep, enable_sp=sequence, expert_param_layout=LAYOUT)
 
 
 def _check(hf: PreTrainedConfig) -> None:
     """Errors: ValueError for sizes and layers that are not computed."""
-    for key in _SIZES:
+    experts = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+    for key in (*_SIZES, *(() if hf.model_type == "qwen3_5_text" else experts)):
         if not isinstance(value := getattr(hf, key), int) or value < 1:
             raise ValueError(f"{key} = {value!r} in config.json must be a whole number of at least 1")
     if hf.linear_num_value_heads % hf.linear_num_key_heads:
@@ -77,6 +96,10 @@ def _check(hf: PreTrainedConfig) -> None:
     kinds = ("linear_attention", "full_attention")
     if len(hf.layer_types) != hf.num_hidden_layers or not set(hf.layer_types) <= set(kinds):
         raise ValueError(f"layer_types in config.json must name one of {', '.join(kinds)} for each layer")
+    if hf.model_type == "qwen3_5_moe_text" and not getattr(hf, "norm_topk_prob", True):
+        raise ValueError(
+            "norm_topk_prob = False in config.json: transformers normalizes in any case, and vLLM would not"
+        )
     if (gate := getattr(hf, "output_gate_type", "silu")) not in ("silu", "swish"):
         raise ValueError(f"output_gate_type = {gate!r} in config.json is not supported, only 'silu'")
 
@@ -93,22 +116,33 @@ def gated_attention(hf: PreTrainedConfig, layer: int) -> GatedAttention.Config:
 
 
 def delta_net(hf: PreTrainedConfig) -> GatedDeltaNet.Config:
-    heads, key_heads = hf.linear_num_value_heads, hf.linear_num_key_heads
-    keys, values = key_heads * hf.linear_key_head_dim, heads * hf.linear_value_head_dim
-    linear = partial(_linear, hf.hidden_size)
+    values = hf.linear_num_value_heads * hf.linear_value_head_dim
     return GatedDeltaNet.Config(
-        n_heads=heads,
-        n_key_heads=key_heads,
+        n_heads=hf.linear_num_value_heads,
+        n_key_heads=hf.linear_num_key_heads,
         key_size=hf.linear_key_head_dim,
         value_size=hf.linear_value_head_dim,
         num_taps=hf.linear_conv_kernel_dim,
+        projections=_projections(hf),
+        norm=layer_configs.norm(hf, hf.linear_value_head_dim),
+        out_proj=_linear(values, hf.hidden_size),
+        param_init=dict.fromkeys(("conv_weight", "A_log", "dt_bias"), skip_param_init),
+    )
+
+
+def _projections(hf: PreTrainedConfig) -> Projections.Config | FusedProjections.Config:
+    heads, key_heads = hf.linear_num_value_heads, hf.linear_num_key_heads
+    keys, values = key_heads * hf.linear_key_head_dim, heads * hf.linear_value_head_dim
+    linear = partial(_linear, hf.hidden_size)
+    if hf.model_type == "qwen3_next":
+        sizes = (keys // key_heads, values // key_heads)
+        fused = dict(in_proj_qkvz=linear(2 * keys + 2 * values), in_proj_ba=linear(2 * heads))
+        return FusedProjections.Config(n_key_heads=key_heads, sizes=sizes, **fused)
+    return Projections.Config(
         in_proj_qkv=linear(2 * keys + values),
         in_proj_z=linear(values),
         in_proj_b=linear(heads),
         in_proj_a=linear(heads),
-        norm=layer_configs.norm(hf, hf.linear_value_head_dim),
-        out_proj=_linear(values, hf.hidden_size),
-        param_init=dict.fromkeys(("conv_weight", "A_log", "dt_bias"), skip_param_init),
     )
 
 
@@ -116,9 +150,25 @@ def _linear(inputs: int, outputs: int) -> Linear.Config:
     return Linear.Config(in_features=inputs, out_features=outputs, param_init=FROM_FILE)
 
 
+def gated_moe_config(hf: PreTrainedConfig) -> MoE.Config:
+    """Qwen3's experts, beside one that all tokens share, each at its own measure."""
+    config = moe_config(hf)
+    shared = layer_configs.feed_forward(hf, hf.shared_expert_intermediate_size)
+    config.shared_experts = SigmoidGatedFeedForward.Config(
+        w1=shared.w1, w2=shared.w2, w3=shared.w3, gate=_linear(hf.hidden_size, 1)
+    )
+    return config
+
+
 def layer_config(hf: PreTrainedConfig, layer: int, *, block: type) -> Any:
-    norms = {name: shifted_norm(hf, hf.hidden_size) for name in ("attention_norm", "ffn_norm")}
-    return block.Config(attention=attention(hf, layer), feed_forward=layer_configs.feed_forward(hf), **norms)
+    has_experts = hf.model_type != "qwen3_5_text"
+    return block.Config(
+        attention=attention(hf, layer),
+        moe=gated_moe_config(hf) if has_experts else None,
+        feed_forward=None if has_experts else layer_configs.feed_forward(hf),
+        attention_norm=shifted_norm(hf, hf.hidden_size),
+        ffn_norm=shifted_norm(hf, hf.hidden_size),
+    )
 
 
 def qwen3_5_config(hf: PreTrainedConfig) -> Decoder.Config:

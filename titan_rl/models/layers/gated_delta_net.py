@@ -204,38 +204,79 @@ class GatedDeltaNet(Module):
         key_size: int
         value_size: int
         num_taps: int
-        in_proj_qkv: Linear.Config
-        in_proj_z: Linear.Config
-        in_proj_b: Linear.Config
-        in_proj_a: Linear.Config
+        projections: Module.Config
         norm: LeanRMSNorm.Config
         out_proj: Linear.Config
 
     def __init__(self, config: Config):
         super().__init__()
-        self.config = config
-        self.in_proj_qkv, self.in_proj_z = config.in_proj_qkv.build(), config.in_proj_z.build()
-        self.in_proj_b, self.in_proj_a = config.in_proj_b.build(), config.in_proj_a.build()
-        self.norm, self.out_proj = config.norm.build(), config.out_proj.build()
-        self.conv_weight = nn.Parameter(torch.empty(config.in_proj_qkv.out_features, 1, config.num_taps))
+        self.config, self.keys = config, config.n_key_heads * config.key_size
+        self.projections, self.norm = config.projections.build(), config.norm.build()
+        self.out_proj = config.out_proj.build()
+        mixed = 2 * self.keys + config.n_heads * config.value_size
+        self.conv_weight = nn.Parameter(torch.empty(mixed, 1, config.num_taps))
         self.A_log, self.dt_bias = (nn.Parameter(torch.empty(config.n_heads)) for _ in range(2))
 
     def forward(self, x_BLD: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None) -> torch.Tensor:
         assert isinstance(attention_masks, BlockPlan), "segments, which states are handed on by"
-        config, plan = self.config, recurrence_plan(attention_masks)
-        x_TD = x_BLD.flatten(0, 1)
-        mixed_TF = causal_convolution(self.in_proj_qkv(x_TD), self.conv_weight, plan)
-        keys = config.n_key_heads * config.key_size
-        q_TF, k_TF, v_TF = mixed_TF.split([keys, keys, mixed_TF.shape[1] - 2 * keys], dim=-1)
-        q_TNK, k_TNK = (self._of_value_heads(x_TF.unflatten(-1, (-1, config.key_size))) for x_TF in (q_TF, k_TF))
-        v_TNV, gate_TNV = (x.unflatten(-1, (-1, config.value_size)) for x in (v_TF, self.in_proj_z(x_TD)))
-        decay_TN = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x_TD).float() + self.dt_bias.float())
-        out_TNV = gated_delta_rule(q_TNK, k_TNK, v_TNV, decay_TN, self.in_proj_b(x_TD).sigmoid(), plan)
+        plan = recurrence_plan(attention_masks)
+        mixed_TF, gate_TF, beta_TN, decay_TN = self.projections(x_BLD.flatten(0, 1))
+        mixed_TF = causal_convolution(mixed_TF, self.conv_weight, plan)
+        q_TF, k_TF, v_TF = mixed_TF.split([self.keys, self.keys, mixed_TF.shape[1] - 2 * self.keys], dim=-1)
+        q_TNK, k_TNK = (self._of_value_heads(x_TF) for x_TF in (q_TF, k_TF))
+        v_TNV, gate_TNV = (x_TF.unflatten(-1, (-1, self.config.value_size)) for x_TF in (v_TF, gate_TF))
+        decay_TN = -self.A_log.float().exp() * F.softplus(decay_TN.float() + self.dt_bias.float())
+        out_TNV = gated_delta_rule(q_TNK, k_TNK, v_TNV, decay_TN, beta_TN.sigmoid(), plan)
         gated_TNV = (self.norm(out_TNV) * F.silu(gate_TNV.float())).to(x_BLD.dtype)
         return self.out_proj(gated_TNV.flatten(1)).view(x_BLD.shape)
 
-    def _of_value_heads(self, x_TNK: torch.Tensor) -> torch.Tensor:
+    def _of_value_heads(self, x_TF: torch.Tensor) -> torch.Tensor:
+        x_TNK = x_TF.unflatten(-1, (-1, self.config.key_size))
         return x_TNK.repeat_interleave(self.config.n_heads // self.config.n_key_heads, dim=1)
+
+
+class Projections(Module):
+    """Projections of a token's input: queries, keys and values; the gate; the share that is written; the decay."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        in_proj_qkv: Linear.Config
+        in_proj_z: Linear.Config
+        in_proj_b: Linear.Config
+        in_proj_a: Linear.Config
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.in_proj_qkv, self.in_proj_z = config.in_proj_qkv.build(), config.in_proj_z.build()
+        self.in_proj_b, self.in_proj_a = config.in_proj_b.build(), config.in_proj_a.build()
+
+    def forward(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.in_proj_qkv(x_TD), self.in_proj_z(x_TD), self.in_proj_b(x_TD), self.in_proj_a(x_TD)
+
+
+class FusedProjections(Module):
+    """Two projections whose outputs stand together by head of keys, as in Qwen3-Next."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        n_key_heads: int
+        sizes: tuple[int, int]
+        """Features of keys and of values for each head of keys."""
+        in_proj_qkvz: Linear.Config
+        in_proj_ba: Linear.Config
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.in_proj_qkvz, self.in_proj_ba = config.in_proj_qkvz.build(), config.in_proj_ba.build()
+
+    def forward(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        keys, values = self.config.sizes
+        by_head = (self.config.n_key_heads, -1)
+        parts = self.in_proj_qkvz(x_TD).unflatten(-1, by_head).split([keys, keys, values, values], dim=-1)
+        q_TF, k_TF, v_TF, gate_TF = (part.flatten(1) for part in parts)
+        beta_TN, decay_TN = (part.flatten(1) for part in self.in_proj_ba(x_TD).unflatten(-1, by_head).chunk(2, dim=-1))
+        return torch.cat([q_TF, k_TF, v_TF], dim=-1), gate_TF, beta_TN, decay_TN
 
 
 def has_states(model_config: Decoder.Config) -> bool:

@@ -61,7 +61,9 @@ def moe_config(hf: PreTrainedConfig) -> MoE.Config:
     """TorchTitan's config of a layer's experts."""
     sizes = dict(dim=hf.hidden_size, hidden_dim=hf.moe_intermediate_size, num_experts=hf.num_experts)
     from_file = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init)
-    return mixture_config(hf, Experts.Config(**sizes, param_init=from_file), normalize=hf.norm_topk_prob)
+    return mixture_config(
+        hf, Experts.Config(**sizes, param_init=from_file), normalize=getattr(hf, "norm_topk_prob", True)
+    )
 
 
 def corrected_moe_config(hf: PreTrainedConfig) -> MoE.Config:

@@ -45,8 +45,9 @@ def model_tensors(spec: ModelSpec, path: str | Path) -> dict[str, StoredTensor]:
     """
     config, first = read_object(Path(path) / "config.json"), len(decoder_of(spec).layers)
     count = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
-    further = tuple(f"model.layers.{first + number}." for number in range(count if type(count) is int else 0))
-    return {name: tensor for name, tensor in stored_tensors(path).items() if not name.startswith(further)}
+    further = [f"model.layers.{first + number}." for number in range(count if type(count) is int else 0)]
+    aside = ("mtp.", *further)  # in Qwen's directories, and in DeepSeek's
+    return {name: tensor for name, tensor in stored_tensors(path).items() if not name.startswith(aside)}
 
 
 def base_digest(path: str | Path) -> str:

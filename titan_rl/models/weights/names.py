@@ -76,11 +76,17 @@ class Qwen35Names(Names):
         "linear_attn.conv1d.weight": "attention.conv_weight",
         **{
             f"linear_attn.{name}": f"attention.{name}"
-            for name in (
-                *("A_log", "dt_bias", "norm.weight", "out_proj.weight"),
-                *(f"in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")),
-            )
+            for name in ("A_log", "dt_bias", "norm.weight", "out_proj.weight")
         },
+        **{
+            f"linear_attn.in_proj_{part}.weight": f"attention.projections.in_proj_{part}.weight"
+            for part in ("qkv", "z", "b", "a", "qkvz", "ba")
+        },
+        **{
+            f"mlp.shared_expert.{theirs}_proj.weight": f"moe.shared_experts.{ours}.weight"
+            for theirs, ours in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+        },
+        "mlp.shared_expert_gate.weight": "moe.shared_experts.gate.weight",
     }
 
 
