@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from batches import batch_of
-from family_models import CASES, DEEP_YARN, EVEN, EVEN_EXPERTS, PLAIN, make
+from family_models import CASES, DEEP_YARN, EVEN, PLAIN, even, make
 from layout_ranks import Layout, Step, one_step, run_layouts
 from parity import TOLERANCE, assert_documents_agree, assert_packed_rows_agree, distance, learner_of, reference_logits
 from safetensors.torch import load_file, save_file
@@ -207,10 +207,6 @@ LAYOUTS = {
     "pp2": dict(pipeline_parallel_degree=2),
     "ep2": dict(data_parallel_shard_degree=2, expert_parallel_degree=2),
 }
-MORE = {
-    "deepseek_v3": dict(num_key_value_heads=4),
-    "qwen3_next": {name: 6 for name in ("num_experts", "num_local_experts")} | dict(moe_intermediate_size=18),
-}
 SPREAD = {
     "qwen2": ["tp2"],
     "mistral window": ["tp2", "pp2"],
@@ -232,9 +228,7 @@ def spread(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("layouts")
     for case in SPREAD:
         # At the scale of the rest, rounding each weight of gpt_oss anew moves grad_norm by 3e-5; at this one by 3e-7.
-        even = EVEN_EXPERTS if "n_routed_experts" in CASES[case][1] else EVEN
-        even = even | MORE.get(case, {})
-        make(folder / "models" / case, case, scale=0.15, **even)
+        make(folder / "models" / case, case, scale=0.15, **even(case))
     layouts = {f"{case}, {name}": Layout(case, LAYOUTS[name]) for case, names in SPREAD.items() for name in names}
     run_layouts(2, folder / "models", folder, layouts, one_step)
     return folder

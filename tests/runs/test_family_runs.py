@@ -34,7 +34,12 @@ RUNS = {
     "glm4_moe": ("glm4_moe", dict(head_dim=32) | EXPERTS),
     "deepseek_v3": ("deepseek_v3 yarn", LATENT | EXPERTS),
     "qwen3_5_text": ("qwen3_5_text", dict(head_dim=32, **LINEAR)),
+    "qwen3_next": ("qwen3_next", dict(head_dim=32, moe_intermediate_size=64, **LINEAR)),
 }
+
+
+IN_BF16 = {"generator.dtype": "bfloat16", "training.mixed_precision_param": "bfloat16"}
+"""For linear attention, which vLLM computes so on a CPU."""
 
 
 @pytest.mark.slow
@@ -42,6 +47,7 @@ RUNS = {
 @pytest.mark.parametrize("family", RUNS)
 def test_trainer_and_generator_agree(tmp_path, family):
     case, settings = RUNS[family]
+    is_linear = "linear_key_head_dim" in settings
     tokenizer, model, root = character_tokenizer(), tmp_path / "model", tmp_path / "run"
     words = dict(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     make(model, case, scale=0.1, **words | SIZES | settings)
@@ -55,6 +61,7 @@ def test_trainer_and_generator_agree(tmp_path, family):
         training__steps=2,
         sft__steps=1,
         eval__prompts=4,
+        **(IN_BF16 if is_linear else {}),
     )
     assert code == 0, running.output(root)[-3000:]
     records = [record for record in read_metrics(root) if "reward" in record]
@@ -62,6 +69,7 @@ def test_trainer_and_generator_agree(tmp_path, family):
         family, [tuple(record[name] for name in ("agreement_mean", "agreement_max", "entropy")) for record in records]
     )
     assert len(records) == 2 and all(record["grad_norm"] > 0 and record["entropy"] > 0.5 for record in records)
-    assert all(record["agreement_mean"] <= 1.0001 for record in records)
+    most = 1.02 if is_linear else 1.0001
+    assert all(record["agreement_mean"] <= most for record in records)
     before, after = (load_file(path / "model.safetensors") for path in (model, root / "model"))
     assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)

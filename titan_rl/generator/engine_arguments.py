@@ -56,27 +56,28 @@ def engine_arguments(
         mamba_ssm_cache_dtype="float32",
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
-        **(
-            _on_cpu(config, max_model_len, has_latents(model_path))
-            if on_cpu
-            else _on_gpu(config, max_model_len, devices, sleeps)
-        ),
+        **(_on_cpu(config, max_model_len, model_path) if on_cpu else _on_gpu(config, max_model_len, devices, sleeps)),
         **parallel,
     )
 
 
-def has_latents(model_path: str | Path) -> bool:
-    """Whether a model has multi-head latent attention (MLA)."""
+def _cache_on_cpu(model_path: str | Path) -> dict[str, Any]:
+    """Settings of a cache by the kind of a model's layers."""
     file = Path(model_path) / "config.json"
-    return file.is_file() and read_object(file).get("kv_lora_rank") is not None
+    model = read_object(file) if file.is_file() else {}
+    if model.get("kv_lora_rank") is not None:
+        # where a CPU has AMX, vLLM takes a kernel for latents by default that knows no fp32
+        return dict(attention_backend="CPU_MLA", block_size=_CPU_LATENT_BLOCK_TOKENS)
+    if any(key.startswith("linear_") for key in model):
+        # vLLM shares states of linear attention among prompts only where it prefills them in parts
+        return dict(block_size=_CPU_BLOCK_TOKENS, enable_prefix_caching=False)
+    return dict(block_size=_CPU_BLOCK_TOKENS)
 
 
-def _on_cpu(config: GeneratorConfig, max_model_len: int, has_latents: bool) -> dict[str, Any]:
-    # where a CPU has AMX, vLLM takes a kernel for latents by default that knows no fp32
-    latents: dict[str, Any] = dict(attention_backend="CPU_MLA", block_size=_CPU_LATENT_BLOCK_TOKENS)
+def _on_cpu(config: GeneratorConfig, max_model_len: int, model_path: str | Path) -> dict[str, Any]:
     return dict(
         kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30),
-        **(latents if has_latents else {"block_size": _CPU_BLOCK_TOKENS}),
+        **_cache_on_cpu(model_path),
         # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
         enable_chunked_prefill=False,
         max_num_batched_tokens=step_tokens(max_model_len, on_cpu=True),

@@ -25,9 +25,6 @@ LONG = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddin
 LONG |= dict(short_factor=[1.0, 1.3, 1.7], long_factor=[2.0, 4.0, 8.0])
 EVEN = dict(hidden_size=40, intermediate_size=54, num_attention_heads=4, num_key_value_heads=2, num_local_experts=6)
 """What tensor parallelism must divide; the vocabulary of 101 words, it need not."""
-EVEN_EXPERTS = {key: size for key, size in EVEN.items() if key != "num_local_experts"}
-EVEN_EXPERTS |= dict(n_routed_experts=12, moe_intermediate_size=18)
-"""For a mixture behind DeepSeek-V3's router."""
 GEMMA = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0), "sliding_attention": PLAIN}
 HALF = PLAIN | dict(partial_rotary_factor=0.5)
 EXPERTS = dict(n_routed_experts=9, num_experts_per_tok=3, n_group=3, topk_group=2, n_shared_experts=2)
@@ -73,6 +70,20 @@ CASES = {
         dict(head_dim=10, sliding_window=7, num_local_experts=5, num_experts_per_tok=2) | dict(rope_parameters=YARN),
     ),
 }
+
+
+_EXPERTS_OF = {
+    **dict.fromkeys(("deepseek_v3", "glm4_moe"), dict(n_routed_experts=12, moe_intermediate_size=18)),
+    "qwen3_next": dict(num_experts=6, moe_intermediate_size=18),
+}
+
+
+def even(case: str) -> dict:
+    """Sizes that two ranks can share, whatever the layout."""
+    if (model_type := CASES[case][0]) not in _EXPERTS_OF:
+        return EVEN
+    sizes = {key: size for key, size in EVEN.items() if key != "num_local_experts"} | _EXPERTS_OF[model_type]
+    return sizes | ({"num_key_value_heads": sizes["num_attention_heads"]} if model_type == "deepseek_v3" else {})
 
 
 @torch.no_grad()

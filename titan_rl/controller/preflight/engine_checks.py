@@ -1,5 +1,6 @@
 """Limits of ``[generator]`` that vLLM would refuse only when an engine starts: checked before any process does."""
 
+from importlib.util import find_spec
 from math import ceil
 
 import torch
@@ -12,6 +13,8 @@ from titan_rl.models.layers.rope import num_positions
 
 _BLOCK_TOKENS = 16
 """The smallest number of tokens that vLLM stores together."""
+_NEEDS_TORCHVISION = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Model types whose module in vLLM 0.32 imports it."""
 _CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """What its CPU kernel for latent attention is compiled for."""
 
@@ -25,6 +28,11 @@ def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: 
         raise ConfigError(
             f"generator.max_num_seqs = {generator.max_num_seqs} is more than the {most} tokens of one engine step: "
             f"lower it"
+        )
+    if hf.model_type in _NEEDS_TORCHVISION and find_spec("torchvision") is None:
+        raise ConfigError(
+            f"vLLM's class for model type {hf.model_type!r} needs torchvision, also for text, and it is not installed: "
+            f"install the build that belongs to this torch"
         )
     if on_cpu:
         _check_cpu_kernels(hf, generator.dtype)
