@@ -26,8 +26,10 @@ def refusal(path, **settings) -> str:
     return line
 
 
-def test_a_cpu_computes_linear_attention_in_bf16_alone(tmp_path):
+def test_a_cpu_computes_linear_attention_in_bf16_and_some_sizes_alone(tmp_path):
     make(tmp_path, "qwen3_next")
+    assert "(7, 9)" in refusal(tmp_path, on_cpu=True, dtype="bfloat16")
+    make(tmp_path, "qwen3_next", linear_key_head_dim=64, linear_value_head_dim=64)
     line = refusal(tmp_path, on_cpu=True)
     assert "generator.dtype = 'float32'" in line and "set generator.dtype = 'bfloat16'" in line
     check(tmp_path, on_cpu=True, dtype="bfloat16")

@@ -21,7 +21,7 @@ HEADS = dict(head_dim=32, sliding_window=5)
 EXPERTS = dict(moe_intermediate_size=64)
 LATENT = dict(kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=32, v_head_dim=32, num_key_value_heads=4)
 """Of the ranks, vLLM computes these alone on a CPU."""
-LINEAR = dict(linear_key_head_dim=32, linear_value_head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4)
+LINEAR = dict(linear_key_head_dim=64, linear_value_head_dim=64, linear_num_key_heads=1, linear_num_value_heads=2)
 LINEAR |= dict(layer_types=["linear_attention", "full_attention"], linear_conv_kernel_dim=4)
 RUNS = {
     "qwen2": ("qwen2", {}),

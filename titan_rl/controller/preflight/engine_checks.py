@@ -17,6 +17,8 @@ _NEEDS_TORCHVISION = ("qwen3_5_text", "qwen3_5_moe_text")
 """Model types whose module in vLLM 0.32 imports it."""
 _CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """What its CPU kernel for latent attention is compiled for."""
+_CPU_STATES = ((64, 64), (128, 128))
+"""Features of keys and values that its CPU kernel for linear attention takes."""
 
 
 def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: bool) -> None:
@@ -46,17 +48,28 @@ def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: 
 
 def _check_cpu_kernels(hf: PreTrainedConfig, dtype: str) -> None:
     """Errors: ConfigError for layers that vLLM 0.32 has no kernel for on a CPU."""
-    if "linear_attention" in (getattr(hf, "layer_types", None) or ()) and dtype != "bfloat16":
-        raise ConfigError(
-            f"generator.dtype = {dtype!r}: vLLM computes linear attention (layer_types) on a CPU in bfloat16 alone; "
-            f"set generator.dtype = 'bfloat16'"
-        )
+    if "linear_attention" in (getattr(hf, "layer_types", None) or ()):
+        _check_cpu_states(hf, dtype)
     for key, size in _CPU_LATENTS.items():
         if getattr(hf, "kv_lora_rank", None) is not None and getattr(hf, key) != size:
             raise ConfigError(
                 f"the model's {key} = {getattr(hf, key)} has no latent attention in vLLM for CPUs, only {size}: use "
                 f"another model, or a GPU"
             )
+
+
+def _check_cpu_states(hf: PreTrainedConfig, dtype: str) -> None:
+    if dtype != "bfloat16":
+        raise ConfigError(
+            f"generator.dtype = {dtype!r}: vLLM computes linear attention (layer_types) on a CPU in bfloat16 alone; "
+            f"set generator.dtype = 'bfloat16'"
+        )
+    sizes = hf.linear_key_head_dim, hf.linear_value_head_dim
+    if sizes not in _CPU_STATES:
+        raise ConfigError(
+            f"the model's linear_key_head_dim, linear_value_head_dim = {sizes} have no linear attention in vLLM for "
+            f"CPUs, only {' and '.join(map(str, _CPU_STATES))}: use another model, or a GPU"
+        )
 
 
 def kv_bytes(hf: PreTrainedConfig, num_tokens: int, dtype: str, ranks: int) -> int:
