@@ -38,8 +38,8 @@ RUNS = {
 }
 
 
-IN_BF16 = {"generator.dtype": "bfloat16", "training.mixed_precision_param": "bfloat16"}
-"""For linear attention, which vLLM computes so on a CPU."""
+IN_BF16 = {"generator.dtype": "bfloat16", "training.mixed_precision_param": "bfloat16", "optimizer.lr": 1e-2}
+"""For linear attention, which vLLM computes so on a CPU. An update by a third of a weight would show if it were lost."""
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_trainer_and_generator_agree(tmp_path, family):
     is_linear = "linear_key_head_dim" in settings
     tokenizer, model, root = character_tokenizer(), tmp_path / "model", tmp_path / "run"
     words = dict(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
-    make(model, case, scale=0.1, **words | SIZES | settings)
+    make(model, case, scale=0.03 if is_linear else 0.1, **words | SIZES | settings)
     tokenizer.save_pretrained(model)
     (tmp_path / "my_reward.py").write_text(REWARD)
     code = running.train(
@@ -69,7 +69,7 @@ def test_trainer_and_generator_agree(tmp_path, family):
         family, [tuple(record[name] for name in ("agreement_mean", "agreement_max", "entropy")) for record in records]
     )
     assert len(records) == 2 and all(record["grad_norm"] > 0 and record["entropy"] > 0.5 for record in records)
-    most = 1.02 if is_linear else 1.0001
+    most = 1.05 if is_linear else 1.0001
     assert all(record["agreement_mean"] <= most for record in records)
     before, after = (load_file(path / "model.safetensors") for path in (model, root / "model"))
     assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)
