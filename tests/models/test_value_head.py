@@ -14,6 +14,7 @@ from layout_ranks import Layout, run_layouts, whole_tensors
 from parity import TOLERANCE, distance
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from titan_rl.config.load import load_config
 from titan_rl.data.batches.packing import fit_rows
@@ -83,6 +84,10 @@ class Values:
         return [values[index] for index in sorted(values)]
 
 
+CLASSIFIED = [case for case, (kind, _) in CASES.items() if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES]
+"""Of the others, transformers has no classifier to compare with."""
+
+
 def make_classifier(path: Path, case: str, dtype: torch.dtype = torch.float32):
     """A directory of transformers' own, and its model; the head is as wide awake as the rest."""
     make(path, case, dtype=dtype)
@@ -94,7 +99,7 @@ def make_classifier(path: Path, case: str, dtype: torch.dtype = torch.float32):
     return model
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CLASSIFIED)
 def test_values_are_those_of_transformers_at_every_position(tmp_path, case):
     model = make_classifier(tmp_path, case)
     check_value_weights(value_spec(model_spec(tmp_path)), tmp_path)
@@ -111,7 +116,7 @@ def test_values_are_those_of_transformers_at_every_position(tmp_path, case):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CLASSIFIED)
 def test_a_critic_comes_back_bit_for_bit_and_transformers_loads_it(tmp_path, case, dtype):
     source, out, again = tmp_path / "source", tmp_path / "out", tmp_path / "again"
     make_classifier(source, case, dtype)
@@ -120,7 +125,8 @@ def test_a_critic_comes_back_bit_for_bit_and_transformers_loads_it(tmp_path, cas
         save_value_model(values.shards, before, after, values.dtypes, CPU)
     first, last = load_file(source / "model.safetensors"), load_file(again / "model.safetensors")
     assert first.keys() == last.keys() and all(torch.equal(first[name], last[name]) for name in first)
-    assert all(last[name].dtype == dtype for name in last)
+    biases = {name for name in last if name.endswith("e_score_correction_bias")}  # always in float32
+    assert all(last[name].dtype == dtype for name in last.keys() - biases)
     model, notes = AutoModelForSequenceClassification.from_pretrained(again, output_loading_info=True)
     assert model.num_labels == 1 and not notes["missing_keys"] and not notes["unexpected_keys"]
 

@@ -39,7 +39,7 @@ RUNS = {
 
 
 IN_BF16 = {"generator.dtype": "bfloat16", "training.mixed_precision_param": "bfloat16", "optimizer.lr": 1e-2}
-"""For linear attention, which vLLM computes so on a CPU. An update by a third of a weight would show if it were lost."""
+"""For linear attention, which vLLM computes so on a CPU. Were an update by a third of a weight lost, it would show."""
 
 
 @pytest.mark.slow

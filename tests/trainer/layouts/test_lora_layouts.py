@@ -36,7 +36,7 @@ LAYOUTS = {
 ALL = {name: layout for layouts in LAYOUTS.values() for name, layout in layouts.items()}
 SPREAD = [name for name, layout in ALL.items() if name not in LAYOUTS[1] and not layout.start_from]
 FAMILIES = {"phi3 window": ("tp",), "gpt_oss": ("tp",), "olmo2": ("tp",), "deepseek_v3": ("tp",)}
-TARGETS = {"gpt_oss": ["q_proj", "k_proj", "v_proj"]}
+TARGETS = {"gpt_oss": ["q_proj", "k_proj", "v_proj"], "deepseek_v3": ["q_b_proj", "kv_b_proj", "o_proj", "gate_proj"]}
 """Where not all can have adapters under tensor parallelism."""
 
 
@@ -62,7 +62,7 @@ def studies(tmp_path_factory) -> Studies:
 
 
 def adapted(name: str) -> bool:
-    return name.endswith("_proj.weight") and "experts" not in name
+    return name.endswith("_proj.weight") and ".experts." not in name
 
 
 @pytest.mark.parametrize("name", ALL)
