@@ -83,11 +83,13 @@ def _linear(inputs: int, outputs: int) -> Linear.Config:
 def attention(hf: PreTrainedConfig, layer: int) -> Attention.Config:
     heads, hidden, queries_rank = hf.num_attention_heads, hf.hidden_size, hf.q_lora_rank or 0
     queries = heads * (hf.qk_nope_head_dim + hf.qk_rope_head_dim)
-    low_rank = {"wq_a": _linear(hidden, queries_rank), "wq_b": _linear(queries_rank, queries)}
+    projections: dict[str, Any] = {"wq": _linear(hidden, queries)}
+    if queries_rank:
+        projections = {"wq_a": _linear(hidden, queries_rank), "wq_b": _linear(queries_rank, queries)}
     return Attention.Config(
         n_heads=heads,
         dim=hidden,
-        **(low_rank if queries_rank else {"wq": _linear(hidden, queries)}),
+        **projections,
         wkv_a=_linear(hidden, hf.kv_lora_rank + hf.qk_rope_head_dim),
         wkv_b=_linear(hf.kv_lora_rank, heads * (hf.qk_nope_head_dim + hf.v_head_dim)),
         wo=_linear(heads * hf.v_head_dim, hidden),

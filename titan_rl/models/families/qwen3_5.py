@@ -39,7 +39,7 @@ REQUIRED = {
     "mlp_only_layers": [],
     "decoder_sparse_step": 1,
 }
-LAYOUT = {"w1_EFD": spmd.S(1), "w2_EDF": spmd.S(2), "w3_EFD": spmd.S(1)}
+LAYOUT: dict[str, spmd.PerMeshAxisSpmdType] = {"w1_EFD": spmd.S(1), "w2_EDF": spmd.S(2), "w3_EFD": spmd.S(1)}
 """How ranks would share the experts under tensor parallelism, which TorchTitan must be told in any case."""
 _SIZES = (
     *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
@@ -110,9 +110,10 @@ def attention(hf: PreTrainedConfig, layer: int) -> GQAttention.Config | GatedDel
 
 def gated_attention(hf: PreTrainedConfig, layer: int) -> GatedAttention.Config:
     config = layer_configs.attention(hf, layer)
-    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    values: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(config)}
     values["qkv_linear"].wq.out_features *= 2
-    return GatedAttention.Config(**values | {"qk_norm": shifted_norm(hf, layer_configs.head_size(hf))})
+    values["qk_norm"] = shifted_norm(hf, layer_configs.head_size(hf))
+    return GatedAttention.Config(**values)
 
 
 def delta_net(hf: PreTrainedConfig) -> GatedDeltaNet.Config:
@@ -136,7 +137,7 @@ def _projections(hf: PreTrainedConfig) -> Projections.Config | FusedProjections.
     linear = partial(_linear, hf.hidden_size)
     if hf.model_type == "qwen3_next":
         sizes = (keys // key_heads, values // key_heads)
-        fused = dict(in_proj_qkvz=linear(2 * keys + 2 * values), in_proj_ba=linear(2 * heads))
+        fused: dict[str, Any] = dict(in_proj_qkvz=linear(2 * keys + 2 * values), in_proj_ba=linear(2 * heads))
         return FusedProjections.Config(n_key_heads=key_heads, sizes=sizes, **fused)
     return Projections.Config(
         in_proj_qkv=linear(2 * keys + values),

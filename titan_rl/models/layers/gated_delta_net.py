@@ -136,7 +136,8 @@ def gated_delta_rule(
     for scan in plan.scans:
         shape = (len(scan.token_DL), *kept_SNKV.shape[1:])
         state_DNKV = kept_SNKV.new_zeros(shape) if scan.state_D is None else kept_SNKV.index_select(0, scan.state_D)
-        out_DLNV, state_DNKV = scan_chunks(*(_padded(x, scan) for x in columns), state_DNKV)
+        q_DLNK, k_DLNK, v_DLNV, decay_DLN, beta_DLN = (_padded(x, scan) for x in columns)
+        out_DLNV, state_DNKV = scan_chunks(q_DLNK, k_DLNK, v_DLNV, decay_DLN, beta_DLN, state_DNKV)
         kept_SNKV = torch.cat([kept_SNKV, state_DNKV.index_select(0, scan.kept_S)])
         outputs.append(out_DLNV.flatten(0, 1))
     return torch.cat(outputs).index_select(0, plan.output_T).to(v_TNV.dtype)
