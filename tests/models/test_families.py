@@ -165,6 +165,22 @@ def test_the_correction_bias_changes_the_choice_and_no_step_moves_it(tmp_path):
     assert distance(reference_logits(reference, np.arange(3, 90)), wanted) > 100 * TOLERANCE
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("case", "rounds"), [("deepseek_v3", False), ("glm4_moe", False), ("qwen3_next", True)])
+def test_a_router_in_bf16_has_the_precision_that_it_has_in_the_engine(tmp_path, case, rounds):
+    """Weights in fp32 always, and logits but those behind a softmax, which vLLM rounds."""
+    make(tmp_path, case)
+    router = model_spec(tmp_path).model.layers[-1].moe.router.build().bfloat16()
+    generator = torch.Generator().manual_seed(4)
+    router.gate.weight.normal_(generator=generator)
+    x_BLD = torch.randn(1, 50, 60, generator=generator).bfloat16()
+    weights_BLK, _, scores_BLE = router(x_BLD)
+    exact_BLE, found_BLE = x_BLD.double() @ router.gate.weight.double().T, router.gate(x_BLD)
+    assert weights_BLK.dtype == scores_BLE.dtype == found_BLE.dtype == torch.float32
+    assert torch.equal(found_BLE, found_BLE.bfloat16().float()) == rounds
+    assert distance(found_BLE, exact_BLE) < (2**-8 if rounds else 1e-6)
+
+
 @pytest.mark.parametrize(("told", "is_fine"), [(1, True), (0, False)])
 def test_layers_for_multi_token_prediction_are_left_aside(tmp_path, told, is_fine):
     make(tmp_path, "glm4_moe", num_nextn_predict_layers=told)

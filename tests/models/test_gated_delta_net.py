@@ -84,6 +84,16 @@ def test_a_convolution_reads_its_own_document_alone(width):
         assert torch.allclose(out_TF[own[-segment.length :]], alone, atol=1e-6)
 
 
+def test_a_convolution_in_bf16_is_rounded_once():
+    generator = torch.Generator().manual_seed(3)
+    x_TF, weight = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((TOKENS, 64), (64, 1, 4)))
+    alone = Segment(0, TOKENS)
+    out_TF = causal_convolution(x_TF, weight, plan_recurrence([alone], CPU))
+    exact_TF = F.silu(F.conv1d(F.pad(x_TF.double().T, (3, 0)), weight.double(), groups=64)).T
+    assert out_TF.dtype == torch.bfloat16
+    assert float((out_TF == exact_TF.bfloat16()).double().mean()) > 0.999
+
+
 def test_only_states_that_others_begin_with_are_kept():
     scans = plan_recurrence(ROW, CPU).scans
     assert sum(len(scan.kept_S) for scan in scans) == 2

@@ -42,6 +42,25 @@ IN_BF16 = {"generator.dtype": "bfloat16", "training.mixed_precision_param": "bfl
 """For linear attention, which vLLM computes so on a CPU. Were an update by a third of a weight lost, it would show."""
 
 
+WITH_STATES = 1.03
+"""Limit of the mean ratio in bf16; Qwen3-Next has 1.011 and 1.013 in the two steps, and 3.1 without any state."""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
+def test_an_engine_that_loses_its_states_would_not_agree(tmp_path, family):
+    case, settings = RUNS[family]
+    model = make(tmp_path, case, scale=0.03, **SIZES | settings)
+    tokens = torch.randint(3, 101, (8, 32), generator=torch.Generator().manual_seed(5))
+
+    def logprobs() -> torch.Tensor:
+        return model(tokens).logits.log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])
+
+    whole = logprobs()
+    model.model.layers[0].linear_attn.A_log.fill_(8.0)  # nothing is left of a state after a token
+    assert float((logprobs() - whole).abs().exp().mean()) > 1 + 10 * (WITH_STATES - 1)
+
+
 @pytest.mark.slow
 @pytest.mark.confirms
 @pytest.mark.parametrize("family", RUNS)
@@ -69,7 +88,7 @@ def test_trainer_and_generator_agree(tmp_path, family):
         family, [tuple(record[name] for name in ("agreement_mean", "agreement_max", "entropy")) for record in records]
     )
     assert len(records) == 2 and all(record["grad_norm"] > 0 and record["entropy"] > 0.5 for record in records)
-    most = 1.05 if is_linear else 1.0001
+    most = WITH_STATES if is_linear else 1.0001
     assert all(record["agreement_mean"] <= most for record in records)
     before, after = (load_file(path / "model.safetensors") for path in (model, root / "model"))
     assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)

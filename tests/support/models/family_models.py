@@ -88,7 +88,10 @@ def even(case: str) -> dict:
 
 @torch.no_grad()
 def make(path: Path, case: str, *, scale: float = 0.3, **changes) -> PreTrainedModel:
-    """A model of random weights, so uneven that no norm, bias, sink or head can be taken for another."""
+    """A model of random weights, so uneven that no norm, bias, sink or head can be taken for another.
+
+    States of linear attention keep what they hold over tens of tokens, as in a trained model.
+    """
     model_type, settings = CASES[case]
     keys = deepcopy({**SIZES, "rope_parameters": PLAIN, **settings, **changes})  # which transformers adds to
     config = CONFIG_MAPPING[model_type](**keys)
@@ -99,6 +102,11 @@ def make(path: Path, case: str, *, scale: float = 0.3, **changes) -> PreTrainedM
             parameter.uniform_(0.5, 2.0, generator=generator)
         else:
             parameter.normal_(0, scale, generator=generator)
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.uniform_(0.01, 1.0, generator=generator).log_()
+        elif name.endswith("dt_bias"):
+            parameter.uniform_(-4.0, -2.0, generator=generator)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.uniform_(-0.5, 0.5, generator=generator)

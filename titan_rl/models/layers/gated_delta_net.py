@@ -106,15 +106,15 @@ def _previous(segments: Sequence[Segment], num_tokens: int) -> torch.Tensor:
 
 
 def causal_convolution(x_TF: torch.Tensor, weight_F1W: torch.Tensor, plan: RecurrencePlan) -> torch.Tensor:
-    """SiLU of a convolution of each feature by itself, over a token and those before it: [T, F]."""
-    taps_WF = weight_F1W[:, 0].T.flip(0)
+    """SiLU of a depthwise convolution over a token and those before it: [T, F], computed in fp32."""
+    kernel_WF = weight_F1W[:, 0].T.flip(0).float()
     padded_TF = torch.cat([x_TF.new_zeros(1, x_TF.shape[1]), x_TF])
     before_T, previous_of = plan.previous_T, F.pad(plan.previous_T, (1, 0))
-    out_TF = x_TF * taps_WF[0]
-    for tap_F in taps_WF[1:]:
-        out_TF = out_TF + padded_TF.index_select(0, before_T) * tap_F
+    out_TF = x_TF * kernel_WF[0]
+    for kernel_F in kernel_WF[1:]:
+        out_TF = out_TF + padded_TF.index_select(0, before_T) * kernel_F
         before_T = previous_of.index_select(0, before_T)
-    return F.silu(out_TF)
+    return F.silu(out_TF).to(x_TF.dtype)
 
 
 def gated_delta_rule(

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
+from torchtitan.models.common import Linear
 from torchtitan.models.common.config_utils import make_routed_experts_config, make_router_config
 from torchtitan.models.common.moe import GroupedExperts, MoE
 from torchtitan.models.common.param_init import skip_param_init
@@ -44,6 +45,26 @@ class Experts(GroupedExperts):
         return multiply(F.silu(gate_RF) * up_RF, w2_EDF.transpose(-2, -1))
 
 
+class RouterGate(Linear):
+    """Logits of a router in fp32, which TorchTitan's autocast computes on a GPU alone.
+
+    ``rounds``: whether they have the precision of their input, as vLLM's have behind a softmax.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        rounds: bool
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.rounds = config.rounds
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        logits = F.linear(input.float(), self.weight.float(), bias)
+        return logits.to(input.dtype).float() if self.rounds else logits
+
+
 class MixtureOfExperts(MoE):
     @dataclass(kw_only=True, slots=True)
     class Config(MoE.Config):
@@ -71,6 +92,7 @@ def corrected_moe_config(hf: PreTrainedConfig) -> MoE.Config:
     sizes = dict(dim=hf.hidden_size, hidden_dim=hf.moe_intermediate_size, num_experts=hf.n_routed_experts)
     from_file = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init)
     config = mixture_config(hf, Experts.Config(**sizes, param_init=from_file), normalize=hf.norm_topk_prob)
+    config.router.gate = _gate(config.router.gate, rounds=False)
     config.router.score_func, config.router.route_scale = "sigmoid", hf.routed_scaling_factor
     if hf.n_group > 1:
         config.router.num_expert_groups, config.router.num_limited_groups = hf.n_group, hf.topk_group
@@ -117,17 +139,26 @@ def mixture_config(
         comm_backend="standard",
     )
     routed.inner_experts = experts
-    return MixtureOfExperts.Config(
+    router = make_router_config(
+        dim=experts.dim,
         num_experts=experts.num_experts,
-        router=make_router_config(
-            dim=experts.dim,
-            num_experts=experts.num_experts,
-            top_k=hf.num_experts_per_tok,
-            gate_param_init=FROM_FILE,
-            score_func="softmax",
-            route_norm=normalize,
-            bias=bias,
-        ),
-        routed_experts=routed,
-        load_balance_coeff=None,
+        top_k=hf.num_experts_per_tok,
+        gate_param_init=FROM_FILE,
+        score_func="softmax",
+        route_norm=normalize,
+        bias=bias,
+    )
+    router.gate = _gate(router.gate, rounds=True)
+    return MixtureOfExperts.Config(
+        num_experts=experts.num_experts, router=router, routed_experts=routed, load_balance_coeff=None
+    )
+
+
+def _gate(linear: Linear.Config, *, rounds: bool) -> RouterGate.Config:
+    return RouterGate.Config(
+        in_features=linear.in_features,
+        out_features=linear.out_features,
+        bias=linear.bias,
+        param_init=linear.param_init,
+        rounds=rounds,
     )
