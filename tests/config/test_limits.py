@@ -12,7 +12,7 @@ from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.controller.preflight.checks import _check_decoding, check, check_model, resolve
-from titan_rl.controller.preflight.engine_checks import kv_bytes
+from titan_rl.controller.preflight.engine_checks import cache_bytes
 from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.trainer.model.optimizer import build_optimizer
@@ -35,7 +35,7 @@ def groups(pattern: str = ".*", name: str = "AdamW", **arguments) -> str:
     return f"[{{ pattern = '{pattern}', optimizer_name = '{name}', optimizer_kwargs = {{ {told} }} }}]"
 
 
-KV = kv_bytes(tiny_config(), num_positions(tiny_config()), "float32", 1) / 2**30
+KV = cache_bytes(tiny_config(), num_positions(tiny_config()), "float32", 1) / 2**30
 LIMITS = [
     # key, at its limits, beyond them
     ("rollout.temperature", [0.01, 2, 2.0], [0.0, 0.009, 2.001, 2.5, 100, -1, "inf", "nan"]),
@@ -257,11 +257,11 @@ def _rates(schedule, count: int) -> list[float]:
 
 def test_a_sliding_window_needs_no_more_than_its_full_layers():
     hf = SimpleNamespace(num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
-    everywhere = kv_bytes(hf, 100, "bfloat16", 1)
+    everywhere = cache_bytes(hf, 100, "bfloat16", 1)
     assert everywhere == 2 * 4 * 2 * 16 * 2 * 112
-    assert kv_bytes(hf, 100, "float32", 2) == everywhere
+    assert cache_bytes(hf, 100, "float32", 2) == everywhere
     hf.layer_types = ["sliding_attention", "full_attention"] * 2
-    assert kv_bytes(hf, 100, "bfloat16", 1) == everywhere // 2
+    assert cache_bytes(hf, 100, "bfloat16", 1) == everywhere // 2
 
 
 @pytest.mark.parametrize(

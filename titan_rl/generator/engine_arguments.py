@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
 from vllm.config import WeightTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from titan_rl.config.device_defaults import generator_on, step_tokens
-from titan_rl.config.model_directory.directory import read_object
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.generator import vllm_backend, vllm_loader
 
@@ -62,13 +62,12 @@ def engine_arguments(
 
 
 def _cache_on_cpu(model_path: str | Path) -> dict[str, Any]:
-    """Settings of a cache by the kind of a model's layers."""
-    file = Path(model_path) / "config.json"
-    model = read_object(file) if file.is_file() else {}
-    if model.get("kv_lora_rank") is not None:
+    """Settings of a cache by the kind of a model's layers, of which a config.json may leave the defaults out."""
+    hf = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+    if getattr(hf, "kv_lora_rank", None) is not None:
         # where a CPU has AMX, vLLM takes a kernel for latents by default that knows no fp32
         return dict(attention_backend="CPU_MLA", block_size=_CPU_LATENT_BLOCK_TOKENS)
-    if any(key.startswith("linear_") for key in model):
+    if "linear_attention" in (getattr(hf, "layer_types", None) or ()):
         # vLLM shares states of linear attention among prompts only where it prefills them in parts
         return dict(block_size=_CPU_BLOCK_TOKENS, enable_prefix_caching=False)
     return dict(block_size=_CPU_BLOCK_TOKENS)

@@ -27,7 +27,7 @@ from torchtitan.protocols.module import Module
 
 from titan_rl.models.layers.memory_saving import LeanRMSNorm
 
-_CHUNK = 64
+CHUNK = 64
 """Tokens whose updates are solved for at once."""
 
 
@@ -64,7 +64,7 @@ def plan_recurrence(segments: Sequence[Segment], device: torch.device) -> Recurr
     """Recurrence plan of a row, which ``segments`` cover."""
     groups: dict[tuple[int, int], list[Segment]] = defaultdict(list)
     for segment in segments:
-        groups[len(segment.prefix), (max(segment.length, _CHUNK) - 1).bit_length()].append(segment)
+        groups[len(segment.prefix), (max(segment.length, CHUNK) - 1).bit_length()].append(segment)
     followed = {segment.prefix[-1][0] for segment in segments if segment.prefix}
     states: dict[int, int] = {}
     num_tokens = sum(segment.length for segment in segments)
@@ -168,7 +168,7 @@ def scan_chunks(
     is solved for all chunks at once (there, section 3.3); states then go from chunk to chunk.
     """
     length = q_DLNK.shape[1]
-    size = min(_CHUNK, length)
+    size = min(CHUNK, length)
     q, k, v = (_chunks(x, size) for x in (q_DLNK, k_DLNK, v_DLNV))  # D N M C features
     decay, beta = (_chunks(x[..., None], size) for x in (decay_DLN, beta_DLN))
     since = decay.cumsum(-2)  # from the chunk's beginning on
