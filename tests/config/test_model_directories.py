@@ -17,12 +17,11 @@ import pytest
 import torch
 from family_models import CASES, make
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3_5ForConditionalGeneration
 from tree import TREE
 
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.model_directory import weight_checks
-from titan_rl.config.model_directory.config_checks import check_config
 from titan_rl.config.model_directory.directory import INDEX, SINGLE, belonging_files, read_object, stored_tensors
 from titan_rl.config.model_directory.tensor_names import LAYERS, expected_tensors
 from titan_rl.config.model_directory.weight_checks import check_finite
@@ -42,9 +41,10 @@ from titan_rl.diagnostics.bench.weights.weight_pairs import batch_of
 from titan_rl.diagnostics.bench.weights.weight_speed import BENCH_ACTORS
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.families.registry import FAMILIES
 from titan_rl.models.spec import model_spec
-from titan_rl.models.weights.hf_weights import load_hf
+from titan_rl.models.weights.hf_weights import check_weights, load_hf
 from titan_rl.models.weights.shards import Shard, expected_shapes
 from titan_rl.trainer.titan_config import build_titan
 
@@ -390,17 +390,17 @@ SIGHT = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hid
 
 def test_a_model_with_vision_is_refused_with_a_mend_that_helps(tmp_path):
     seeing, text = tmp_path / "seeing", tmp_path / "text"
-    words = SMALL | dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2, eos_token_id=1)
+    words = SMALL | dict(vocab_size=101, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2, eos_token_id=1)
     sizes = {f"linear_{kind}_head_dim": 8 for kind in ("key", "value")}
     config = AutoConfig.for_model("qwen3_5", text_config=words | sizes, vision_config=SIGHT)
     Qwen3_5ForConditionalGeneration(config).save_pretrained(seeing)
-    assert "`Qwen3_5ForCausalLM.from_pretrained(path).save_pretrained(out, save_original_format=False)`" in refusal(
-        seeing
-    )
-    Qwen3_5ForCausalLM.from_pretrained(seeing).save_pretrained(text, save_original_format=False)
-    stored = stored_tensors(text)
-    assert {name: tensor.shape for name, tensor in stored.items()} == expected_shapes(model_spec(text))
-    check_config(read_object(text / "config.json"), own_family=False)
+    character_tokenizer().save_pretrained(seeing)
+    (seeing / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    _, mend, _ = refusal(seeing).split("`")
+    exec(f"from transformers import AutoTokenizer, Qwen3_5ForCausalLM; {mend}", {"path": seeing, "out": text})
+    load(text, "--task.style", "chat")
+    check_weights(model_spec(text), text)
+    assert AutoTokenizer.from_pretrained(text).chat_template == "{{ messages[0].content }}"
 
 
 # what belongs to a model

@@ -133,6 +133,7 @@ def test_what_a_config_asks_for_shows_in_the_logits(tmp_path, case, changes):
         ("glm4_moe", dict(num_experts_per_tok=7), ["num_experts_per_tok = 7", "6 experts", "topk_group = 2"]),
         ("glm4_moe", dict(first_k_dense_replace=3), ["first_k_dense_replace = 3", "num_hidden_layers = 3"]),
         ("glm4_moe", dict(n_shared_experts=0), ["n_shared_experts = 0"]),
+        ("qwen3_next", dict(num_experts_per_tok=6), ["num_experts_per_tok = 6", "num_experts = 5"]),
         ("gemma3_text", dict(final_logit_softcapping=30.0), ["final_logit_softcapping = 30.0", "None"]),
         ("gemma3_text", dict(hidden_activation="silu"), ["hidden_activation = 'silu'", "'gelu_pytorch_tanh'"]),
         ("qwen3_5_text", dict(attn_output_gate=False), ["attn_output_gate = False", "True"]),
@@ -151,6 +152,13 @@ def test_what_is_not_computed_is_refused_in_one_line(tmp_path, case, changes, wo
         read_hf_config(tmp_path)
     [line] = str(caught.value).splitlines()
     assert all(word in line for word in words), line
+
+
+def test_only_yarn_has_a_temperature(tmp_path):
+    rope = PLAIN | dict(factor=4.0, mscale_all_dim=1.0)
+    reference = make(tmp_path, "deepseek_v3", rope_parameters=rope)
+    [attention, *_] = (layer.attention for layer in model_spec(tmp_path).model.layers)
+    assert attention.inner_attention.scale == pytest.approx(reference.model.layers[0].self_attn.scaling)
 
 
 def test_the_correction_bias_changes_the_choice_and_no_step_moves_it(tmp_path):

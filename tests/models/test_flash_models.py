@@ -33,7 +33,7 @@ from titan_rl.trainer.titan_config import build_titan
 pytestmark = pytest.mark.usefixtures("process_group")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-BLOCKS = ("deepseek_v3", "deepseek_v3 yarn", "gpt_oss", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+BLOCKS = ("deepseek_v3", "deepseek_v3 yarn", "gpt_oss", "qwen3_5_text", "qwen3_next")
 """Whose latents, sinks and states flash attention does not know."""
 OF_THEIR_OWN = ("deepseek", "phi3")
 FITTING = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16)

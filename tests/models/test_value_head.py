@@ -1,6 +1,7 @@
 """Value heads against transformers' models for sequence classification, in every family and spread over ranks."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-from titan_rl.config.load import load_config
+from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.controller.preflight.role_checks import check_roles
 from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.types import Row, Segment
 from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.layers.attention import plan_attention
 from titan_rl.models.spec import model_spec
 from titan_rl.models.value_head import check_value_weights, load_value_model, save_value_model, value_spec
@@ -85,7 +89,7 @@ class Values:
 
 
 CLASSIFIED = [case for case, (kind, _) in CASES.items() if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES]
-"""Of the others, transformers has no classifier to compare with."""
+"""Critics of the others are refused."""
 
 
 def make_classifier(path: Path, case: str, dtype: torch.dtype = torch.float32):
@@ -226,6 +230,17 @@ def test_two_ranks_compute_the_gradients_of_one(spread, case):
         for tensor, wanted in alone.gradients.items():
             got = found["gradients"][tensor]
             assert (got - wanted).norm() <= 1e-5 * wanted.norm() + 1e-7, (name, tensor)
+
+
+@pytest.mark.parametrize(("name", "role"), [("ppo", "critic"), ("reward_model", "model")])
+@pytest.mark.parametrize("case", ["glm4", "glm4_moe"])
+def test_a_critic_that_transformers_could_not_load_is_refused(tmp_path, name, role, case):
+    make(tmp_path, case)
+    character_tokenizer().save_pretrained(tmp_path)
+    config = load_config(None, {"algorithm": {"name": name}, "model": {"path": str(tmp_path)}})
+    said = f"^{role}.path = .*'glm4_moe' has no class for sequence classification .*another family$"
+    with nullcontext() if case == "glm4" else pytest.raises(ConfigError, match=said):
+        check_roles(config, make_algorithm(config.algorithm, [], on_data=name == "reward_model"), None)
 
 
 @pytest.mark.parametrize("role", ["model", "reference", "teacher"])

@@ -64,6 +64,15 @@ def value_spec(spec: ModelSpec) -> ModelSpec:
     return replace(spec, model=model, state_dict_adapter=_value_names(spec.state_dict_adapter))
 
 
+def check_has_classifier(model_type: str) -> None:
+    """Errors: ValueError for a model type without a class for sequence classification in transformers."""
+    if model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        raise ValueError(
+            f"model type {model_type!r} has no class for sequence classification in transformers, so nobody could load "
+            f"a critic or reward model of it: take one of another family"
+        )
+
+
 def has_value_head(spec: ModelSpec) -> bool:
     return isinstance(decoder_of(spec).lm_head, ValueHead.Config)
 

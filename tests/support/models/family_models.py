@@ -63,7 +63,6 @@ CASES = {
         | dict(n_group=1, topk_group=1, norm_topk_prob=False, first_k_dense_replace=0, n_shared_experts=1),
     ),
     "qwen3_5_text": ("qwen3_5_text", LINEAR | dict(head_dim=12, rope_parameters=HALF, num_hidden_layers=5)),
-    "qwen3_5_moe_text": ("qwen3_5_moe_text", LINEAR | SHARED | dict(head_dim=12, rope_parameters=HALF)),
     "qwen3_next": ("qwen3_next", LINEAR | SHARED | dict(head_dim=12, rope_parameters=HALF, norm_topk_prob=False)),
     "gpt_oss": (
         "gpt_oss",

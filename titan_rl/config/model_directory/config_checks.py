@@ -34,8 +34,6 @@ _GIVE = (
     "give a Hugging Face directory, which begins with a config.json (`titan-rl model smollm2 DIR` makes one), the name "
     "of a model on the Hub, or 'tiny'"
 )
-_TEXT_PARTS = {"qwen3_5": "Qwen3_5ForCausalLM", "qwen3_5_moe": "Qwen3_5MoeForCausalLM"}
-"""Classes of transformers that read the language model of a ``model_type`` with vision."""
 _DTYPES = (None, "auto", "float32", "bfloat16", "float16")
 
 
@@ -93,11 +91,11 @@ def check_config(config: dict[str, Any], *, own_family: bool, any_head: bool = F
         raise ValueError(f"model_type = {model_type!r} in config.json: give the name of the model's type")
     check_plain_weights(config)
     if not own_family:
-        if model_type in _TEXT_PARTS:
+        if model_type == "qwen3_5":
             raise ValueError(
-                f"model type {model_type!r} sees images, too: save its text part, which is trained here, by "
-                f"transformers (`{_TEXT_PARTS[model_type]}.from_pretrained(path)"
-                f".save_pretrained(out, save_original_format=False)`)"
+                "model type 'qwen3_5' sees images, too: save its text part, which is trained here, and its tokenizer "
+                "by transformers (`Qwen3_5ForCausalLM.from_pretrained(path).save_pretrained(out, "
+                "save_original_format=False); AutoTokenizer.from_pretrained(path).save_pretrained(out)`)"
             )
         if model_type not in LAYERS:
             raise ValueError(

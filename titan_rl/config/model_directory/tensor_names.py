@@ -51,7 +51,6 @@ LAYERS: dict[str, dict[str, Shape]] = {
     "phi3": _NORMS | _PHI3,
     "qwen2": _NORMS | _ATTENTION | _BIASES | _SWIGLU,
     "qwen3": _NORMS | _ATTENTION | _QK_NORM | _SWIGLU,
-    "qwen3_5_moe_text": {},
     "qwen3_5_text": {},
     "qwen3_moe": _NORMS | _ATTENTION | _QK_NORM | _EXPERTS,
     "qwen3_next": {},

@@ -51,9 +51,7 @@ def _check(hf: PreTrainedConfig) -> None:
         raise ValueError(f"q_lora_rank = {hf.q_lora_rank} in config.json must be null or at least 1")
     for key, needed in (("num_key_value_heads", hf.num_attention_heads), ("head_dim", hf.qk_rope_head_dim)):
         if (value := getattr(hf, key)) != needed:
-            raise ValueError(
-                f"{key} = {value!r} in config.json must be {needed}: latents are of all heads; leave it out"
-            )
+            raise ValueError(f"{key} = {value!r} in config.json must be {needed} with latent attention: leave it out")
     _check_rope(hf.rope_parameters)
 
 
@@ -71,8 +69,9 @@ def _check_rope(parameters: dict[str, Any]) -> None:
 
 def _scale(hf: PreTrainedConfig) -> float:
     """Factor on the scores; YaRN's is that of arXiv 2309.00071, equation 22, squared, for queries and keys."""
+    is_yarn = hf.rope_parameters["rope_type"] == "yarn"
     factor, all_dims = (hf.rope_parameters.get(key) or 0.0 for key in ("factor", "mscale_all_dim"))
-    temperature = 0.1 * all_dims * log(factor) + 1.0 if factor > 1.0 else 1.0
+    temperature = 0.1 * all_dims * log(factor) + 1.0 if is_yarn and factor > 1.0 else 1.0
     return (hf.qk_nope_head_dim + hf.qk_rope_head_dim) ** -0.5 * temperature**2
 
 

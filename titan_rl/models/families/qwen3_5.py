@@ -1,4 +1,4 @@
-"""Qwen3-Next, and Qwen3.5's text models, where they differ from Qwen3.
+"""Qwen3-Next, and Qwen3.5's dense text models, where they differ from Qwen3.
 
 Three of four layers have linear attention (layers/gated_delta_net.py). The others gate the outputs of attention, and
 turn a part of each head. Norms scale by 1 + weight.
@@ -45,6 +45,7 @@ _SIZES = (
     *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
     *("linear_num_key_heads", "linear_num_value_heads"),
 )
+_EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 
 class GatedAttention(GQAttention):
@@ -84,8 +85,7 @@ class PackedQwen35(PackedDecoder, Qwen3Model):
 
 def _check(hf: PreTrainedConfig) -> None:
     """Errors: ValueError for sizes and layers that are not computed."""
-    experts = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-    for key in (*_SIZES, *(() if hf.model_type == "qwen3_5_text" else experts)):
+    for key in (*_SIZES, *(_EXPERT_SIZES if _has_experts(hf) else ())):
         if not isinstance(value := getattr(hf, key), int) or value < 1:
             raise ValueError(f"{key} = {value!r} in config.json must be a whole number of at least 1")
     if hf.linear_num_value_heads % hf.linear_num_key_heads:
@@ -96,12 +96,16 @@ def _check(hf: PreTrainedConfig) -> None:
     kinds = ("linear_attention", "full_attention")
     if len(hf.layer_types) != hf.num_hidden_layers or not set(hf.layer_types) <= set(kinds):
         raise ValueError(f"layer_types in config.json must name one of {', '.join(kinds)} for each layer")
-    if hf.model_type == "qwen3_5_moe_text" and not getattr(hf, "norm_topk_prob", True):
+    if _has_experts(hf) and hf.num_experts_per_tok > hf.num_experts:
         raise ValueError(
-            "norm_topk_prob = False in config.json: transformers normalizes in any case, and vLLM would not"
+            f"num_experts_per_tok = {hf.num_experts_per_tok} in config.json is more than num_experts = {hf.num_experts}"
         )
     if (gate := getattr(hf, "output_gate_type", "silu")) not in ("silu", "swish"):
         raise ValueError(f"output_gate_type = {gate!r} in config.json is not supported, only 'silu'")
+
+
+def _has_experts(hf: PreTrainedConfig) -> bool:
+    return hf.model_type == "qwen3_next"
 
 
 def attention(hf: PreTrainedConfig, layer: int) -> GQAttention.Config | GatedDeltaNet.Config:
@@ -152,7 +156,7 @@ def _linear(inputs: int, outputs: int) -> Linear.Config:
 
 
 def gated_moe_config(hf: PreTrainedConfig) -> MoE.Config:
-    """Qwen3's experts, beside one that all tokens share, each at its own measure."""
+    """Qwen3's experts, and a shared expert with a sigmoid gate."""
     config = moe_config(hf)
     shared = layer_configs.feed_forward(hf, hf.shared_expert_intermediate_size)
     config.shared_experts = SigmoidGatedFeedForward.Config(
@@ -162,11 +166,10 @@ def gated_moe_config(hf: PreTrainedConfig) -> MoE.Config:
 
 
 def layer_config(hf: PreTrainedConfig, layer: int, *, block: type) -> Any:
-    has_experts = hf.model_type != "qwen3_5_text"
     return block.Config(
         attention=attention(hf, layer),
-        moe=gated_moe_config(hf) if has_experts else None,
-        feed_forward=None if has_experts else layer_configs.feed_forward(hf),
+        moe=gated_moe_config(hf) if _has_experts(hf) else None,
+        feed_forward=None if _has_experts(hf) else layer_configs.feed_forward(hf),
         attention_norm=shifted_norm(hf, hf.hidden_size),
         ffn_norm=shifted_norm(hf, hf.hidden_size),
     )

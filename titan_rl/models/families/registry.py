@@ -112,7 +112,7 @@ FAMILIES = {
     ),
     "qwen3": Family(_qwen3_config, parallelize_qwen3),
     **dict.fromkeys(
-        ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+        ("qwen3_5_text", "qwen3_next"),
         Family(qwen3_5.qwen3_5_config, parallelize_qwen3, Qwen35Names, required=qwen3_5.REQUIRED),
     ),
     "qwen3_moe": Family(partial(_qwen3_config, moe=moe_config), parallelize_qwen3),
