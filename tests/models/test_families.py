@@ -190,7 +190,7 @@ def test_a_router_in_bf16_has_the_precision_that_it_has_in_the_engine(tmp_path, 
 
 
 @pytest.mark.parametrize(("told", "is_fine"), [(1, True), (0, False)])
-def test_layers_for_multi_token_prediction_are_left_aside(tmp_path, told, is_fine):
+def test_layers_for_multi_token_prediction_are_ignored(tmp_path, told, is_fine):
     make(tmp_path, "glm4_moe", num_nextn_predict_layers=told)
     file = tmp_path / "model.safetensors"
     further = {f"model.layers.3.{name}.weight": torch.ones(60) for name in ("enorm", "hnorm")}

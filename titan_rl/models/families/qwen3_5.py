@@ -127,7 +127,7 @@ def delta_net(hf: PreTrainedConfig) -> GatedDeltaNet.Config:
         n_key_heads=hf.linear_num_key_heads,
         key_size=hf.linear_key_head_dim,
         value_size=hf.linear_value_head_dim,
-        num_taps=hf.linear_conv_kernel_dim,
+        kernel_size=hf.linear_conv_kernel_dim,
         projections=_projections(hf),
         norm=layer_configs.norm(hf, hf.linear_value_head_dim),
         out_proj=_linear(values, hf.hidden_size),

@@ -5,7 +5,7 @@ with zeros. So segments of the prefix tree are scanned level by level, those of 
 document sees another's state. A short convolution in front of it reads the last tokens of the same document.
 
 Dimensions: T tokens of a row, D segments of a scan, L tokens of its longest one, M chunks, C tokens of a chunk, S kept
-states, N heads, K features of keys, V of values, W taps of the convolution, F features, B rows, D model features.
+states, N heads, K features of keys, V of values, W of the convolution's kernel, F features, B rows, D model features.
 """
 
 from collections import defaultdict
@@ -127,8 +127,8 @@ def gated_delta_rule(
 ) -> torch.Tensor:
     """Outputs of a row's tokens, [T, N, V] in ``v_TNV``'s dtype, computed in fp32.
 
-    ``decay_TN``: logarithm of the share of the state that is left at a token; ``beta_TN``: how much of a token's value
-    is written. Queries and keys are scaled to unit length, queries by one over the root of K besides.
+    ``decay_TN``: logarithm of a token's decay of the state; ``beta_TN``: write strength. Queries and keys are
+    normalized to unit length, and queries scaled by one over the root of K.
     """
     q_TNK, k_TNK = _unit(q_TNK.float()) * q_TNK.shape[-1] ** -0.5, _unit(k_TNK.float())
     columns = (q_TNK, k_TNK, v_TNV.float(), decay_TN.float(), beta_TN.float())
@@ -164,27 +164,29 @@ def scan_chunks(
     """Outputs [D, L, N, V], and the states behind the last token.
 
     A token reads ``S q`` after ``S <- exp(decay) S (1 - beta k k^T) + beta v k^T`` (arXiv 2412.06464, equation 10).
-    Within a chunk, the values that are written, ``beta (v - S k)``, depend on each other by a triangular system, which
-    is solved for all chunks at once (there, section 3.3); states then go from chunk to chunk.
+    Within a chunk, the values that are written, ``beta (v - S k)``, depend on each other by a triangular system. Its
+    solutions U, of values, and W, of keys (the WY form, there section 3.3), are computed for all chunks at once; states
+    then go from chunk to chunk.
     """
     length = q_DLNK.shape[1]
     size = min(CHUNK, length)
     q, k, v = (_chunks(x, size) for x in (q_DLNK, k_DLNK, v_DLNV))  # D N M C features
     decay, beta = (_chunks(x[..., None], size) for x in (decay_DLN, beta_DLN))
-    since = decay.cumsum(-2)  # from the chunk's beginning on
-    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
-    between = (since - since.mT).masked_fill(later, -torch.inf).exp()
-    rest = since.exp()
-    written = torch.linalg.solve_triangular(
-        beta * (k @ k.mT) * between, beta * torch.cat([v, rest * k], dim=-1), upper=False, unitriangular=True
-    )
-    value, read = written.split([v.shape[-1], k.shape[-1]], dim=-1)
-    scores, q, k = (q @ k.mT) * between, rest * q, (since[..., -1:, :] - since).exp() * k
+    log_decay = decay.cumsum(-2)
+    future = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+    pair_decay = (log_decay - log_decay.mT).masked_fill(future, -torch.inf).exp()
+    cumulative_decay = log_decay.exp()
+    right_side = beta * torch.cat([v, cumulative_decay * k], dim=-1)
+    system = beta * (k @ k.mT) * pair_decay
+    solution = torch.linalg.solve_triangular(system, right_side, upper=False, unitriangular=True)
+    u, w = solution.split([v.shape[-1], k.shape[-1]], dim=-1)
+    scores, q = (q @ k.mT) * pair_decay, cumulative_decay * q
+    k = (log_decay[..., -1:, :] - log_decay).exp() * k
     outputs = []
     for m in range(q.shape[2]):
-        new = value[:, :, m] - read[:, :, m] @ state_DNKV
-        outputs.append(q[:, :, m] @ state_DNKV + scores[:, :, m] @ new)
-        state_DNKV = rest[:, :, m, -1:] * state_DNKV + k[:, :, m].mT @ new
+        written = u[:, :, m] - w[:, :, m] @ state_DNKV
+        outputs.append(q[:, :, m] @ state_DNKV + scores[:, :, m] @ written)
+        state_DNKV = cumulative_decay[:, :, m, -1:] * state_DNKV + k[:, :, m].mT @ written
     return torch.cat(outputs, dim=2)[:, :, :length].transpose(1, 2), state_DNKV
 
 
@@ -200,11 +202,11 @@ class GatedDeltaNet(Module):
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
         n_heads: int
-        """Of values; as many or fewer have keys."""
+        """Number of value heads, a multiple of the key heads'."""
         n_key_heads: int
         key_size: int
         value_size: int
-        num_taps: int
+        kernel_size: int
         projections: Module.Config
         norm: LeanRMSNorm.Config
         out_proj: Linear.Config
@@ -215,11 +217,11 @@ class GatedDeltaNet(Module):
         self.projections, self.norm = config.projections.build(), config.norm.build()
         self.out_proj = config.out_proj.build()
         mixed = 2 * self.keys + config.n_heads * config.value_size
-        self.conv_weight = nn.Parameter(torch.empty(mixed, 1, config.num_taps))
+        self.conv_weight = nn.Parameter(torch.empty(mixed, 1, config.kernel_size))
         self.A_log, self.dt_bias = (nn.Parameter(torch.empty(config.n_heads)) for _ in range(2))
 
     def forward(self, x_BLD: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None) -> torch.Tensor:
-        assert isinstance(attention_masks, BlockPlan), "segments, which states are handed on by"
+        assert isinstance(attention_masks, BlockPlan), "linear attention needs the segments of a row"
         plan = recurrence_plan(attention_masks)
         mixed_TF, gate_TF, beta_TN, decay_TN = self.projections(x_BLD.flatten(0, 1))
         mixed_TF = causal_convolution(mixed_TF, self.conv_weight, plan)
@@ -237,7 +239,7 @@ class GatedDeltaNet(Module):
 
 
 class Projections(Module):
-    """Projections of a token's input: queries, keys and values; the gate; the share that is written; the decay."""
+    """Projections to queries, keys and values, the output gate, the write strength, and the decay."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):

@@ -41,13 +41,13 @@ def check_weights(spec: ModelSpec, path: str | Path) -> None:
 def model_tensors(spec: ModelSpec, path: str | Path) -> dict[str, StoredTensor]:
     """Tensors of a directory without those of layers for multi-token prediction, which stand behind the model's own.
 
-    They are neither trained nor written, and transformers and vLLM leave them aside, too.
+    They are neither trained nor written; transformers and vLLM ignore them, too.
     """
     config, first = read_object(Path(path) / "config.json"), len(decoder_of(spec).layers)
     count = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
     further = [f"model.layers.{first + number}." for number in range(count if type(count) is int else 0)]
-    aside = ("mtp.", *further)  # in Qwen's directories, and in DeepSeek's
-    return {name: tensor for name, tensor in stored_tensors(path).items() if not name.startswith(aside)}
+    ignored = ("mtp.", *further)  # in Qwen's directories, and in DeepSeek's
+    return {name: tensor for name, tensor in stored_tensors(path).items() if not name.startswith(ignored)}
 
 
 def base_digest(path: str | Path) -> str:
