@@ -1,9 +1,15 @@
 """Parameters that vLLM holds in fp32 have the values that the trainer multiplies by."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
-from titan_rl.generator.vllm_loader import round_parameters
+from titan_rl.compat.vllm.loading import FileLoader
+from titan_rl.generator import vllm_backend
+from titan_rl.generator.vllm_loader import DirectoryLoader, round_parameters
+from titan_rl.generator.vllm_recording import Target
+from titan_rl.mesh.channel.plan import Box
 
 
 def layer(dtype: torch.dtype) -> nn.Module:
@@ -26,3 +32,19 @@ def test_a_correction_bias_and_a_model_in_fp32_keep_all_digits():
         model = layer(dtype)
         round_parameters(model, dtype)
         assert all(torch.equal(model.get_parameter(name), kept) for name in names)
+
+
+def test_a_directory_and_an_update_are_rounded(monkeypatch):
+    model, whole, values = layer(torch.bfloat16), Box((0,), (3,)), torch.tensor([3.003, 1.001, 2.003])
+    settings = SimpleNamespace(dtype=torch.bfloat16)
+    loader = DirectoryLoader.__new__(DirectoryLoader)
+    loader._max_num_seqs = 1
+    monkeypatch.setattr(FileLoader, "load_weights", lambda *_: model.A_log.data.copy_(values))
+    loader.load_weights(model, settings)
+    loaded = model.A_log.tolist()
+    for name, instead in (("give_new_memory", lambda _: ["A_log"]), ("process_layer", lambda _: None)):
+        monkeypatch.setattr(vllm_backend, name, instead)
+    engine = vllm_backend.ChannelEngine.__new__(vllm_backend.ChannelEngine)
+    engine.model_config = settings
+    engine._fill(model, [vllm_backend._Fill(Target("", "A_log", 0, (1,)), whole, whole, values)])
+    assert loaded == model.A_log.tolist() == values.bfloat16().tolist()
