@@ -14,14 +14,14 @@ from titan_rl.environments.interfaces.task import Task, parts_of
 from titan_rl.environments.rollout.demonstrations import demonstrate_all
 from titan_rl.environments.rollout.group import Judge, run_group
 from titan_rl.environments.rollout.suites import is_of_suite, make_all
-from titan_rl.environments.scoring.grading import GradedScorer
 from titan_rl.environments.scoring.reward_model import RewardModelScorer
-from titan_rl.mesh.members.replica import actor_of
+from titan_rl.environments.scoring.scorer import GradedScorer
 from titan_rl.mesh.processes.concurrent import concurrent_endpoint
 from titan_rl.mesh.processes.deadlines import DeadlineError, within
 from titan_rl.mesh.processes.fault_injection import inject_fault
 from titan_rl.mesh.processes.remote_eval import run_examination
 from titan_rl.mesh.resources.imports import import_all
+from titan_rl.mesh.supervision.remote_call import actor_of
 
 
 class ReplicaFailed(RuntimeError):

@@ -138,7 +138,7 @@ FAULTS = (
     Fault(
         "seed_by_place_in_the_request",
         "A seed is named by the order in a request, not by the sample",
-        "titan_rl/environments/conversation/player.py",
+        "titan_rl/environments/conversation/episode.py",
         "named_seed(self.seed, self.prompt.id, sample, turn) for sample in samples",
         "named_seed(self.seed, self.prompt.id, place, turn) for place in range(len(samples))",
         (
@@ -180,7 +180,7 @@ FAULTS = (
     Fault(
         "text_tokenized_again",
         "A later turn is asked with tokens made anew from text",
-        "titan_rl/environments/conversation/player.py",
+        "titan_rl/environments/conversation/episode.py",
         "self.ask(self.request(episode.tokens, [sample]",
         "self.ask(self.request(np.array(self.tokenizer.encode(self.tokenizer.decode(episode.tokens), "
         "add_special_tokens=False), np.int32), [sample]",
@@ -197,7 +197,7 @@ FAULTS = (
     Fault(
         "scorers_nonsense_paid_as_zero",
         "What is no score is a reward of 0",
-        "titan_rl/environments/interfaces/score.py",
+        "titan_rl/environments/scoring/scoring_process.py",
         'Score("infra_error", {}, "invalid reply of the scorer")',
         'Score("ok", {}, "invalid reply of the scorer")',
         ("environments/rewards/test_scoring.py::test_what_is_no_score_is_no_reward_of_zero",),
@@ -298,6 +298,14 @@ FAULTS = (
         "if actual != expected:",
         'if actual["bytes"] != expected["bytes"]:',
         ("records/test_checkpoint_folder.py::test_a_damaged_checkpoint_is_recognised_and_the_one_before_is_taken",),
+    ),
+    Fault(
+        "judgement_said_saved_before_it_is_on_disk",
+        "A person's choice is called saved while it is in the system's memory only",
+        "titan_rl/records/preferences/journal.py",
+        "_write_all(self._descriptor, data)\n                os.fsync(self._descriptor)",
+        "_write_all(self._descriptor, data)",
+        ("records/preferences/test_journal.py::test_it_is_synced_before_append_returns",),
     ),
     Fault(
         "failed_run_exits_with_0",

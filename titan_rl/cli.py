@@ -10,9 +10,11 @@ from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config, nearest
+from titan_rl.config.model_directory.config_checks import recorded_task
 from titan_rl.config.sections.suites import PRESETS
 from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
+from titan_rl.diagnostics.web.collect import arguments as collect_arguments
 from titan_rl.train import add_arguments, join_torchrun, train_command
 
 if TYPE_CHECKING:
@@ -76,6 +78,10 @@ def _parser() -> Parser:
     watch = commands.add_parser("watch", help="a page that looks inside runs, active or ended; Ctrl-C ends it")
     watch.add_argument("runs", type=Path, nargs="+", metavar="run", help="run directory; others are drawn beside it")
     watch.add_argument("--port", type=int, default=0, metavar="N", help="of 127.0.0.1 (any that is free)")
+
+    collect_arguments.add_arguments(
+        commands.add_parser("collect", help="a page where people choose between answers, or rate and edit them")
+    )
 
     trace = commands.add_parser("trace", help="who did what when in each step, for Perfetto")
     trace.add_argument("run", type=Path, help="run directory")
@@ -178,10 +184,22 @@ def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
     toml = options.config or options.file
     config = load_config(toml, overrides)
     _check_without_suite(options, has_suites=bool(config.eval.suites))
+    if toml is None and config.model.path != "tiny" and not {"name", "options"} & overrides.get("task", {}).keys():
+        raise ConfigError(_nothing_asked(Path(options.dir)))
     accuracy = evaluate_directory(toml, overrides)
     if not options.json:
         say(f"held-out accuracy of {options.dir} on {config.task.name}: {accuracy}")
     return _evaluate_suites(options, overrides, accuracy) if config.eval.suites else 0
+
+
+def _nothing_asked(model: Path) -> str:
+    """What an evaluation needs besides the model, in place of the default task, which nobody meant."""
+    task = recorded_task(model)
+    of_run = f" (its run had task.name = {task!r})" if task else ""
+    return (
+        f"eval {model} has nothing to ask: give --suite NAME, such as gsm8k, --file with the TOML of a run, or --task "
+        f"NAME{of_run}, which `titan-rl tasks` lists"
+    )
 
 
 def _evaluate_suites(options: argparse.Namespace, overrides: dict, accuracy: "Proportion | None") -> int:
@@ -259,6 +277,12 @@ def _watch(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.web.serve import watch
 
     return watch(options.runs, options.port, say)
+
+
+def _collect(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.web.collect.command import collect
+
+    return collect(options, overrides)
 
 
 def _trace(options: argparse.Namespace, overrides: dict) -> int:
@@ -359,6 +383,7 @@ _COMMANDS = {
     "ledger": _ledger,
     "show": _show,
     "watch": _watch,
+    "collect": _collect,
     "trace": _trace,
     "hack-check": _hack_check,
     "replay": _replay,

@@ -23,7 +23,7 @@ from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import TITAN_SECTIONS, Config
-from titan_rl.config.shipped import shipped, subject
+from titan_rl.config.shipped import LISTED, shipped, subject
 from titan_rl.config.torchrun import World, adopt, earlier_run, forget, record_run, report_to_torchrun, world_of
 from titan_rl.data.storage.files import is_full
 from titan_rl.mesh.forking.forking import can_start_early, servers_started_early
@@ -228,9 +228,14 @@ def add_arguments(parser: Parser) -> None:
             "--help lists them with their defaults, docs/operations/configuration.md describes them.",
             f"TorchTitan's own sections: {', '.join(TITAN_SECTIONS)}. An algorithm's own keys: docs/algorithms.md.",
             "\nThese files come with titan_rl:",
-            *(f"  {name:20}{shorten(subject(file), 100, placeholder=' ...')}" for name, file in shipped().items()),
+            *_listed(shipped()),
         )
     )
+
+
+def _listed(files: dict[str, Path]) -> list[str]:
+    width = max(map(len, files), default=0) + 2
+    return [f"  {name:{width}}{shorten(subject(file), 100, placeholder=' ...')}" for name, file in files.items()]
 
 
 def _print_all_help(parser: Parser, file: "SupportsWrite[str] | None" = None) -> None:
@@ -253,8 +258,9 @@ def train_command(options: argparse.Namespace, overrides: dict[str, dict[str, An
 
 
 def print_config(config_file: str | None, overrides: dict[str, dict[str, Any]]) -> int:
-    """Every setting of a run, defaults and all, as a TOML that makes the same run. Errors: ConfigError."""
-    config = load_config(config_file, overrides)
+    """Every setting of a run, defaults and all, as a TOML that makes the same run. Errors: ConfigError, but for models
+    and data, which are not looked at."""
+    config = load_config(config_file, overrides, with_models=False)
 
     from titan_rl.config.io.toml_text import toml_text
     from titan_rl.controller.preflight.checks import resolve
@@ -275,7 +281,7 @@ def _file(options: argparse.Namespace, job: Any) -> str | None:
     if options.module not in (None, "titan_rl"):
         raise ConfigError(f"--module {options.module}: here it is titan_rl; model.path says which model is trained")
     if options.module and options.config is None:
-        raise ConfigError(f"--module titan_rl needs --config: a TOML file, or one of {', '.join(shipped())}")
+        raise ConfigError(f"--module titan_rl needs --config: a TOML file, or {LISTED}")
     files = [file for file in (options.file, options.config, job.get("config_file")) if file is not None]
     if len(files) > 1:
         raise ConfigError(f"{' and '.join(files)}: a run has one file; give the rest as --section.key value")

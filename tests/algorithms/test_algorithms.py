@@ -82,6 +82,19 @@ def test_keys_of_an_algorithm_reach_it():
     assert make_algorithm(config.algorithm, []).settings == GRPO.Settings(normalize_std=False, clip_high=0.5)
 
 
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_that_says_so_leaves_advantages_alone(name):
+    """Its rows are not sent through ``refine``, so that it must have nothing to do there."""
+    algorithm, zero_S = ALGORITHMS[name](), torch.zeros(2)
+    if not algorithm.refines:
+        columns = zero_S, zero_S, torch.tensor([0.5, -2.0]), zero_S + 1, zero_S, torch.tensor([0, 2])
+        assert algorithm.refine(LossInputs(*columns)).advantage_S.tolist() == [0.5, -2.0]
+
+
+def test_a_penalty_in_the_reward_refines_advantages():
+    assert GRPO(GRPO.Settings(kl_in="reward", kl_coefficient=0.1)).refines and not GRPO().refines
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -170,7 +183,10 @@ def mine(extra: str = "", **methods: str) -> str:
         (mine("Settings = 3"), "its Settings must be a dataclass"),
         (mine() + "    @dataclass\n    class Settings:\n        name: str = ''\n", "Settings.name is a key that every"),
         (mine() + "    @dataclass\n    class Settings:\n        x: np.ufunc = None\n", "its Settings cannot be made"),
-        (mine() + "    @dataclass\n    class Settings:\n        x: int\n", "algorithm.x = {}: Field required"),
+        (
+            mine() + "    @dataclass\n    class Settings:\n        x: int\n",
+            "algorithm.x is needed, and is not given: set it",
+        ),
         (mine("needs = {'critic': True}"), "its needs must be a titan_rl.algorithms.base.Needs"),
         (mine("needs = Needs(teacher_words=4)"), "its needs name teacher_words and no teacher: set teacher = True"),
         (mine("needs = Needs(implicit_reward=True)"), "its needs name implicit_reward and no reference"),

@@ -1,7 +1,7 @@
 """What a newcomer types: names that other systems have, JSON, numbers as text, and a configuration to look at."""
 
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import get_type_hints
 
 import pytest
@@ -11,7 +11,7 @@ from titan_rl.algorithms.registry import ALGORITHMS, make_algorithm
 from titan_rl.cli import main
 from titan_rl.config import other_names
 from titan_rl.config.io.toml_text import toml_text
-from titan_rl.config.load import ConfigError, load_config, nearest, parse_overrides
+from titan_rl.config.load import ConfigError, build_section, load_config, nearest, parse_overrides
 from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.controller.preflight.checks import resolve
 from titan_rl.trainer.titan_config import build_titan, titan_keys
@@ -20,7 +20,8 @@ from titan_rl.trainer.titan_config import build_titan, titan_keys
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("--algorithm.name=gpro", "did you mean 'grpo'?"),
+        ("--algorithm.name=gpro", "did you mean 'grpo'? Else give pkg.module:name of your own"),
+        ("--rollout.stop=x", "rollout.stop = 'x' is one text: give a list, [\"x\"]"),
         ("--training.epochs=3", "unknown key training.epochs: here it is training.steps: a run counts steps"),
         ("--training.lr=1e-4", "unknown key training.lr: here it is optimizer.lr"),
         ("--optimizer.learning_rate=1e-4", "unknown key optimizer.learning_rate: did you mean 'lr'?"),
@@ -57,12 +58,48 @@ def test_the_hint_of_the_quotes_works():
     assert load_config(None, parse_overrides(["--run.dir", '"2026"'])).run.dir == "2026"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seed", "3"], "cannot read '--seed': here it is --run.seed"),
+        (["--learning_rate=1e-4"], "here it is --optimizer.lr"),
+        (["--steps", "3"], "here it is --training.steps"),
+        (["--group-size", "3"], "did you mean --rollout.group_size?"),
+        (["--zzz", "3"], "overrides look like --section.key value"),
+    ],
+)
+def test_a_key_without_its_section_is_told_with_it(arguments, said, capsys):
+    assert main(["train", "quickstart", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+@dataclass(kw_only=True)
+class Needy:
+    url: str
+    inner: dict[str, int]
+
+
+def test_a_key_that_is_needed_is_named_with_the_mend():
+    with pytest.raises(ConfigError, match="^task.judge.url is needed, and is not given: set it$"):
+        build_section(Needy, {"inner": {}}, "task.judge")
+
+
+def test_a_judge_without_an_address_is_one_line(capsys):
+    assert main(["train", "quickstart", "--eval.grader", "judge"]) == 2
+    assert "task.judge.url is needed, and is not given: set it" in capsys.readouterr().err
+
+
+def test_what_else_may_be_given_is_a_sentence_of_its_own():
+    assert nearest("gpro", ["grpo"], "a file") == "did you mean 'grpo'? Else give a file"
+    assert nearest("x", ["grpo"], "a file") == "known: grpo; or give a file"
+
+
 def test_letters_that_changed_places_come_before_other_ones():
     assert nearest("gpro", ["gspo", "grpo", "ppo"]) == "did you mean 'grpo'?"
 
 
 def test_the_nearest_file_is_told_first():
-    with pytest.raises(ConfigError, match="did you mean 'quickstart'. Else give the path of a TOML file, or one of"):
+    with pytest.raises(ConfigError, match="did you mean 'quickstart'. Else give the path of a TOML file, or a name"):
         load_config("quickstrt")
 
 
@@ -94,6 +131,14 @@ def test_print_config_prints_a_toml_and_starts_nothing(capsys, tmp_path):
     assert tables["rollout"]["group_size"] == 4 and tables["algorithm"]["clip_high"] == 0.2
     assert not (tmp_path / "a").exists()
     assert main(["train", "quickstart", "--print-config", "--lora.alpha=2.0"]) == 2
+
+
+@pytest.mark.parametrize("path", ["nowhere", "organization/there-is-none"])
+def test_a_configuration_is_printed_without_a_look_at_its_models(path, capsys):
+    models = [f"--model.path={path}", f"--reference.path={path}", "--algorithm.kl_coefficient=0.1"]
+    assert main(["train", "quickstart", "--print-config", *models]) == 0
+    tables = tomli.loads(capsys.readouterr().out)
+    assert tables["model"]["path"] == path and tables["reference"]["path"] == path
 
 
 def test_each_name_of_another_system_leads_to_a_key_or_section_that_is_here():

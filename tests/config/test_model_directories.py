@@ -25,6 +25,7 @@ from titan_rl.config.model_directory import weight_checks
 from titan_rl.config.model_directory.directory import INDEX, SINGLE, belonging_files, read_object, stored_tensors
 from titan_rl.config.model_directory.tensor_names import LAYERS, expected_tensors
 from titan_rl.config.model_directory.weight_checks import check_finite
+from titan_rl.config.sections.schema import LoraConfig
 from titan_rl.controller.preflight.checks import check, check_model
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.types import Request
@@ -45,6 +46,7 @@ from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.families.registry import FAMILIES
 from titan_rl.models.spec import model_spec
 from titan_rl.models.weights.hf_weights import check_weights, load_hf
+from titan_rl.models.weights.peft_files import check_adapter
 from titan_rl.models.weights.shards import Shard, expected_shapes
 from titan_rl.trainer.titan_config import build_titan
 
@@ -73,6 +75,30 @@ def refusal(path: Path | str, *arguments: str) -> str:
         load(path, *arguments)
     [line] = str(caught.value).splitlines()
     return line
+
+
+RUN = {"run": {"seed": 1}, "model": {"path": "tiny"}, "training": {}, "algorithm": {}, "checkpoint": {}}
+
+
+@pytest.mark.parametrize("key", ["model.path", "reference.path", "teacher.path", "critic.path", "reward_model.path"])
+def test_a_run_directory_is_told_with_the_model_in_it(model, key):
+    run = model.parent
+    (run / "config.json").write_text(json.dumps(RUN | {"task": {"name": "gcd"}}))
+    (run / "checkpoints" / "step-000002").mkdir(parents=True)
+    for path in (run, run / "checkpoints" / "step-000002"):
+        with pytest.raises(ConfigError) as caught:
+            load_config(None, parse_overrides([f"--{key}", str(path)]))
+        assert f"give the model that the run wrote, {model}" in str(caught.value), path
+    shutil.rmtree(model)
+    with pytest.raises(ConfigError, match="has written no model yet, which will be .*: let it end"):
+        load_config(None, parse_overrides([f"--{key}", str(run)]))
+
+
+def test_an_adapter_of_a_run_is_told_too(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="give the adapter that the run wrote, .*/adapter"):
+        check_adapter(tmp_path, LoraConfig(rank=4), [], {})
 
 
 def write_json(file: Path, **changes) -> None:

@@ -72,7 +72,7 @@ def test_what_nobody_has_forged_is_read(tmp_path, capsys):
         ("ledger: a view that does not end", ["ledger", "RUN"]),
         ("rollouts: a long text", ["show", "RUN"]),
         ("trace: a hole", ["trace", "RUN"]),
-        ("model.safetensors: a pipe", ["eval", "RUN"]),
+        ("model.safetensors: a pipe", ["eval", "RUN", "--task", "gcd"]),
     ],
 )
 def test_so_it_is_at_the_command_line(tmp_path, name, arguments):
@@ -84,6 +84,7 @@ def test_so_it_is_at_the_command_line(tmp_path, name, arguments):
     done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 2 and not done.stdout, done
     assert done.stderr.startswith("titan-rl: ") and len(done.stderr.splitlines()) == 1
+    assert Path(file).stem in done.stderr, "for what was forged, and nothing before"
 
 
 # the reader
@@ -156,7 +157,7 @@ OWN = {
     "diagnostics/web/data/watched_run.py": "looked at first, by check_file",
     "environments/reasoning_gym/constant_answers.py": "a file of the package",
     "environments/scoring/reward_model.py": "a directory that check_reward_model has looked at",
-    "environments/scoring/scoring_workers.py": "/dev/null",
+    "environments/scoring/scoring_process.py": "/dev/null",
     "environments/sandbox/groups.py": "files of the kernel, below /sys/fs/cgroup",
     "environments/sandbox/remote.py": "files of the package",
     "generator/ranks.py": "shared memory of an engine that the process started",
@@ -164,6 +165,8 @@ OWN = {
     "models/weights/peft_files.py": "a file whose header was checked",
     "models/builtin/smollm2.py": "a package that pip has installed",
     "models/spec.py": "a directory that read_config has looked at",
+    "records/preferences/collection.py": "the lock, written",
+    "records/preferences/journal.py": "written; the last byte of what read_lines has read",
     "records/ledger/ledger.py": "the run's own, whose flaws are looked for before it is continued",
     "records/ledger/audit.py": "bounded by SQLite's own limits",
     "records/steps/rollouts.py": "looked at first, by check_table",

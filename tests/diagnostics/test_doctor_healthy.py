@@ -1,8 +1,10 @@
 """Healthy runs, of which the doctor says nothing, and what once made it cry wolf. The whole runs are ``confirms``."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import healthy_runs
 import pytest
@@ -11,6 +13,7 @@ from titan_rl.config.load import load_config
 from titan_rl.controller.preflight.checks import Checked, check, resolve
 from titan_rl.data.types import Group
 from titan_rl.diagnostics.doctor import actor_queries as probes
+from titan_rl.diagnostics.doctor import command, runner
 from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest
 from titan_rl.diagnostics.doctor.catalogue import CHECKS
 from titan_rl.diagnostics.doctor.checks import arithmetic, layouts, rewards
@@ -18,6 +21,9 @@ from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped, Finding
 from titan_rl.diagnostics.doctor.probes import bandit
 from titan_rl.diagnostics.doctor.runner import run_checks, run_doctor
+from titan_rl.mesh.meshes import ALL_PARTS
+from titan_rl.mesh.processes.deadlines import DeadlineError
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.trainer.step.learner import Gradients, Learner
 
@@ -284,3 +290,77 @@ def test_a_division_by_a_mean_of_almost_nothing_is_named(monkeypatch):
     monkeypatch.setattr(arithmetic, "_pays_less_than_nothing", signed)
     over_mean = planted_advantages(context_of(), lambda rewards_G: rewards_G / (rewards_G.mean() + 1e-6) - 1)
     assert "make advantages explode" in named("magnitude", over_mean)
+
+
+# actors that end while a check looks
+
+
+def ended(name: str, why: str, why_hung: str = "") -> ActorFault:
+    """What the mesh raises when a rank of the trainer is gone."""
+    process = SimpleNamespace(name=name, kind=name.split()[0], why=why)
+    process.how_it_ended = f"{why} ({why_hung})" if why_hung else why
+    died = ActorDied([process], "the run went on")
+    fault = ActorFault(f"{died}: recovery is off, so this ends the run")
+    fault.__cause__ = died
+    return fault
+
+
+def look(error: Exception, needs: str) -> list[Finding]:
+    """Findings of the catalogue's checks from ``cache`` on, of which the first has this error and the others pass."""
+
+    async def fails(context: CheckContext) -> str:
+        raise error
+
+    async def passes(context: CheckContext) -> str:
+        return "well"
+
+    names = [check.name for check in CHECKS]
+    checks = [replace(check, run=passes) for check in CHECKS[names.index("cache") :]]
+    checks[0] = replace(checks[0], run=fails)
+    checks += [replace(checks[-1], name="of another part", needs=frozenset({needs}))]
+    context = CheckContext(None, Path(), SimpleNamespace(parts=ALL_PARTS))
+    return asyncio.run(run_checks(context, checks, lambda finding: None))
+
+
+def test_an_actor_that_hung_is_no_finding_of_the_check():
+    findings = look(ended("trainer rank 0", "hung", "no answer in 1800 s"), "generators")
+    assert [each.status for each in findings] == ["not finished", "not looked at", "not looked at", "passed"]
+    first, second = findings[0].line(), findings[1].line()
+    assert "trainer rank 0 hung (no answer in 1800 s)" in first and "run the doctor again" in first
+    assert "prefix cache" not in first and findings[0].as_json()["mend"] == ""
+    assert second == "-        reference: trainer rank 0 ended in the check cache"
+
+
+def test_checks_without_the_actor_that_died_go_on():
+    findings = look(ended("generator 1", "died"), "trainer")
+    assert [each.status for each in findings] == ["not finished", "not looked at", "passed", "passed"]
+
+
+def test_an_end_of_nobody_known_is_of_all_that_the_check_needs():
+    assert [each.status for each in look(ActorFault("all"), "trainer")][1:] == ["not looked at"] * 3
+
+
+def test_an_actor_that_was_too_slow_is_no_finding_either():
+    findings = look(DeadlineError("fetching took longer than 3 s"), "trainer")
+    assert [each.status for each in findings] == ["not finished", "passed", "passed", "passed"]
+
+
+@pytest.mark.parametrize("status", ["wrong", "not finished", "not looked at"])
+def test_the_exit_code_says_what_is_not_known(monkeypatch, capsys, status):
+    async def found(checked, folder, on_finding):
+        return [Finding(CHECKS[0], status, "it", "x")]
+
+    monkeypatch.setattr(command, "run_doctor", found)
+    assert command.doctor("quickstart", {}, as_json=True) == (0 if status == "not looked at" else 1)
+    assert json.loads(capsys.readouterr().out)["healthy"] == (status == "not looked at")
+
+
+def test_actors_that_do_not_start_are_told_without_a_mend_of_a_check(monkeypatch, tmp_path):
+    class Unstarted:
+        def __init__(self, *arguments):
+            raise RuntimeError("no room")
+
+    monkeypatch.setattr(runner, "ActorsUnderTest", Unstarted)
+    [weights] = [check for check in CHECKS if check.name == "weights"]
+    [finding] = asyncio.run(run_doctor(None, tmp_path, lambda finding: None, [weights]))
+    assert finding.line().endswith("no room. Mend what it says: the run would not start either")

@@ -13,7 +13,7 @@ from titan_rl.data.types import Prompt, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.episodes import _EpisodeRequests
 from titan_rl.environments.agents.openai_requests import read_chat
-from titan_rl.environments.conversation.player import Player
+from titan_rl.environments.conversation.episode import Player
 from titan_rl.environments.interfaces.task import Task
 
 KEY = "key"

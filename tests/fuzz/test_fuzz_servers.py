@@ -7,8 +7,8 @@ from fuzzing import ANY_TEXT, VALUES, as_json, fuzz, spoilt
 from hypothesis import strategies as st
 
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.interfaces.score import read_score
 from titan_rl.environments.interfaces.server_address import Address
+from titan_rl.environments.scoring.scoring_process import read_score
 from titan_rl.environments.servers.http_session import read_object
 from titan_rl.environments.servers.mapping import as_text, read_observation
 from titan_rl.environments.servers.openenv_session import Refused, Session

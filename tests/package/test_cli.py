@@ -1,6 +1,7 @@
 """Commands, without any actor started: what they list, what they say to a mistake, and how they are started."""
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
 from titan_rl.diagnostics.bench.learning import off_policy
 from titan_rl.diagnostics.bench.learning import smollm2 as learning_smollm2
 from titan_rl.diagnostics.bench.learning import tomls as learning
+from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.records.statistics import Proportion
 
 
@@ -118,12 +120,33 @@ def test_without_arguments_there_is_help_and_no_run(door, arguments, capsys):
     assert "usage: " in captured.err and not captured.out
 
 
+@pytest.mark.parametrize("is_of_run", [False, True])
+def test_an_evaluation_of_nothing_says_what_to_give(tmp_path, capsys, monkeypatch, is_of_run):
+    """It once asked the default task, and printed 0.0 %."""
+    monkeypatch.setattr("titan_rl.train.evaluate_directory", lambda *arguments: pytest.fail("it was asked something"))
+    make_tiny(tmp_path / "model", seed=1)
+    if is_of_run:
+        sections = dict.fromkeys(("run", "training", "algorithm", "checkpoint"), {})
+        (tmp_path / "config.json").write_text(json.dumps(sections | {"task": {"name": "countdown"}}))
+    assert main(["eval", str(tmp_path / "model")]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("--suite NAME", "--file", "--task NAME")) and said.count("\n") == 1
+    assert ("task.name = 'countdown'" in said) == is_of_run
+
+
+@pytest.mark.parametrize("arguments", [["--task", "gcd"], ["--task.name=gcd"], ["--file", "quickstart"]])
+def test_an_evaluation_of_something_goes_on(tmp_path, capsys, monkeypatch, arguments):
+    monkeypatch.setattr("titan_rl.train.evaluate_directory", lambda *arguments: Proportion(1, 2))
+    make_tiny(tmp_path / "model", seed=1)
+    assert main(["eval", str(tmp_path / "model"), *arguments]) == 0
+
+
 def test_the_help_of_train_lists_the_files_that_come_along_and_says_where_overrides_are_told(capsys):
     with pytest.raises(SystemExit) as done:
         main(["train", "--help"])
     said = capsys.readouterr().out
     assert done.value.code == 0 and "--section.key" in said and "docs/operations/configuration.md" in said
-    assert len(shipped()) >= 3 and all(name in said for name in shipped())
+    assert len(shipped()) >= 3 and all(f"  {name}  " in said for name in shipped())
 
 
 def test_the_help_of_train_lists_every_key_with_its_default_and_a_line(capsys):

@@ -1,12 +1,15 @@
 """Pages that people read: links lead somewhere, table cells are short, the README is, too."""
 
 import re
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 import yaml
 from docs_pages import ROOT_PAGES, modules, root_page, tree_page
 from tree import TREE
+
+from titan_rl.diagnostics.doctor.catalogue import CHECKS
 
 MAX_CELL = 120
 """Characters."""
@@ -45,6 +48,16 @@ def test_table_cells_are_short(page):
     rows = [line.strip().strip("|") for line in page.read_text().splitlines() if line.startswith("|")]
     cells = [cell.strip() for row in rows for cell in CELL_EDGE.split(row)]
     assert [cell for cell in cells if len(cell) > MAX_CELL and "::test_" not in cell] == []
+
+
+def test_the_table_of_the_doctors_checks_is_the_catalogue():
+    lines = (TREE / "docs" / "operations" / "inspecting.md").read_text().splitlines()
+    begin = lines.index("| check | passes if |") + 2
+    rows = [line.split("|")[1].strip(" `") for line in takewhile(lambda line: line.startswith("|"), lines[begin:])]
+    assert sorted(rows) == sorted(check.name for check in CHECKS)
+    for page in WRITTEN:
+        for count in re.findall(r"(\d+) checks", page.read_text()) if "doctor" in page.read_text() else ():
+            assert int(count) == len(CHECKS), page
 
 
 def test_the_readme_is_short():

@@ -105,6 +105,12 @@ def test_a_run_without_waiting_tests_ends(tmp_path, monkeypatch):
     assert run_all(scheduler, nodes, list(kinds)).keys() == kinds.keys() and nodes[2].shutting_down
 
 
+def test_the_committed_durations_are_read_and_are_of_files_that_are_there():
+    """Without them the slowest files come last, and one worker runs them alone."""
+    files = {name.partition("::")[0] for name in json.loads(scheduling.DURATIONS.read_text())}
+    assert len(files) > 50 and all((TREE / "tests" / file).is_file() for file in files)
+
+
 def test_files_are_expected_to_take_what_their_tests_took():
     durations = {"a/test_x.py": 2.0, "a/test_x.py::test_long": 5.0, "b/test_y.py::test_z": 1.5}
     ids = ["tests/a/test_x.py::test_long", "tests/a/test_x.py::test_short", "tests/c/test_new.py::test_w"]

@@ -161,11 +161,16 @@ class Algorithm(ABC):
         """
         raise NotImplementedError
 
+    @property
+    def refines(self) -> bool:
+        """Whether ``refine`` changes advantages; it is not called otherwise."""
+        return type(self).refine is not Algorithm.refine
+
     def refine(self, inputs: LossInputs) -> Refined:
         """Final advantages, from those of ``advantages`` (rewards at tokens, say) and the columns of roles.
 
-        A function of one row, without a gradient: it is
-        called before the step's first update, with ``logprob_S`` and ``entropy_S`` empty."""
+        A function of one row, without a gradient: it is called before the step's first update, with ``logprob_S`` and
+        ``entropy_S`` empty."""
         return Refined(inputs.advantage_S)
 
     @abstractmethod

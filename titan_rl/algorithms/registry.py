@@ -95,7 +95,7 @@ def _find(prefix: str, name: str, folders: Sequence[str]) -> Any:
     if name == "supervised":
         raise _supervised(prefix)
     if name not in ALGORITHMS:
-        raise ConfigError(f"{prefix} is unknown: {nearest(name, ALGORITHMS)}, or pkg.module:name of your own")
+        raise ConfigError(f"{prefix} is unknown: {nearest(name, ALGORITHMS, 'pkg.module:name of your own')}")
     return ALGORITHMS[name]
 
 

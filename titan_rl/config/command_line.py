@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from titan_rl.config.errors import ConfigError
 from titan_rl.config.io.printable import printable, say
-from titan_rl.config.load import is_override, join_overrides, parse_overrides
+from titan_rl.config.load import is_override, join_overrides, nearest_setting, parse_overrides
 from titan_rl.config.torchrun import World, number_of, refusal, report_to_torchrun, world_of
 
 Join = Callable[[World], None]
@@ -55,7 +55,9 @@ def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, dic
     joined = join_overrides(arguments)
     options, unread = parser.parse_known_args([argument for argument in joined if not is_override(argument)])
     if unread:
-        raise ConfigError(f"cannot read {unread[0]!r}: overrides look like --section.key value; --help lists the rest")
+        hint = nearest_setting(unread[0]) if unread[0].startswith("--") else ""
+        hint = hint or "overrides look like --section.key value; --help lists the rest"
+        raise ConfigError(f"cannot read {unread[0]!r}: {hint}")
     return options, parse_overrides([argument for argument in joined if is_override(argument)])
 
 

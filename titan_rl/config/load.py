@@ -31,7 +31,7 @@ from titan_rl.config.sections.schema import (
     Config,
     RewardModelConfig,
 )
-from titan_rl.config.shipped import find_config, shipped
+from titan_rl.config.shipped import LISTED, find_config, shipped
 
 _TOML_BYTES = 1 << 20
 """A configuration of ten thousand lines."""
@@ -46,20 +46,22 @@ RENAMED_KEYS = {
 SWITCHES = {"sft": ("steps", 0), "lora": ("rank", 0), "curriculum": ("least_chance", 1), "hosts": ("launcher", "local")}
 """Keys that turn their whole section off, by a value: given over a file, what the file says in it no longer counts."""
 T = TypeVar("T")
-_NUM_NAMED = 40
+_NUM_NAMED, _SETTINGS_NAMED = 40, 4
 _DEPTH = 30
 """Tables and lists within each other, from a section on."""
 Settings = dict[str, Any]
 """A configuration, flat: ``training.seq_len`` to 512."""
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint for a misspelt name."""
+def nearest(name: str, names: Iterable[str], other: str = "") -> str:
+    """A hint for a misspelt name. ``other``: what may be given besides these names."""
     quoted = sorted(names)
     close = difflib.get_close_matches(name, quoted, n=3, cutoff=0.5)
     close = sorted(close, key=lambda each: sorted(each) != sorted(name))  # two letters that changed places come first
     more = f" and {len(quoted) - _NUM_NAMED} more" if len(quoted) > _NUM_NAMED else ""
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(quoted[:_NUM_NAMED])}{more}"
+    if close:
+        return f"did you mean {close[0]!r}?" + (f" Else give {other}" if other else "")
+    return f"known: {', '.join(quoted[:_NUM_NAMED])}{more}" + (f"; or give {other}" if other else "")
 
 
 def nearest_key(key: str, section: str, names: Iterable[str]) -> str:
@@ -71,6 +73,18 @@ def nearest_key(key: str, section: str, names: Iterable[str]) -> str:
         return nearest(key, names)
     same_section = our_key.removeprefix(f"{section}.")
     return f"did you mean {same_section!r}?" if same_section in set(names) else f"here it is {our_key}"
+
+
+def nearest_setting(name: str) -> str:
+    """A hint for ``--name`` without a section, with the settings that it may stand for; empty if there is none."""
+    key = name.lstrip("-").partition("=")[0].replace("-", "_")
+    if our_key := other_names.KEYS.get(key):
+        return f"here it is --{our_key}"
+    kinds = get_type_hints(Config)
+    keys = {f"{section}.{f.name}": f.name for section in OUR_SECTIONS for f in fields(kinds[section])}
+    close = difflib.get_close_matches(key, sorted(set(keys.values())), n=1, cutoff=0.8)
+    meant = [f"--{setting}" for setting, last in keys.items() if close and last == close[0]]
+    return f"did you mean {' or '.join(meant[:_SETTINGS_NAMED])}?" if meant else ""
 
 
 def nearest_section(name: str) -> str:
@@ -93,10 +107,19 @@ def build_section(cls: type[T], values: dict[str, Any], section: str, also_known
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([section, *(str(part) for part in first["loc"])])
-        if first["type"] == "string_type" and isinstance(first["input"], bool | int | float):
-            text = json.dumps(first["input"])
-            raise ConfigError(f"{where} = {text} is no text: put it in quotes, as in --{where} '\"{text}\"'") from None
-        raise ConfigError(f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise ConfigError(_refusal(where, first["type"], first["input"], first["msg"])) from None
+
+
+def _refusal(where: str, kind: str, value: Any, why: str) -> str:
+    """``kind`` and ``why``: of the validator's error."""
+    if kind.startswith("missing"):
+        return f"{where} is needed, and is not given: set it"
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        text = json.dumps(value)
+        return f"{where} = {text} is no text: put it in quotes, as in --{where} '\"{text}\"'"
+    if kind in ("list_type", "tuple_type") and isinstance(value, str):
+        return f"{where} = {value!r} is one text: give a list, {json.dumps([value], ensure_ascii=False)}"
+    return f"{where} = {value!r}: {why.removeprefix('Value error, ')}"
 
 
 def _check_keys(cls: Any, values: dict[str, Any], section: str, also_known: Iterable[str] = ()) -> None:
@@ -245,7 +268,7 @@ def _text_of(path: Path) -> str:
 def _toml_to_give(path: Path) -> str:
     close = difflib.get_close_matches(path.stem, shipped(), n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? Else " if close else ""
-    return f"{hint}give the path of a TOML file, or one of {', '.join(shipped())}"
+    return f"{hint}give the path of a TOML file, or {LISTED}"
 
 
 def load_config(

@@ -17,6 +17,8 @@ KEYS = {
     "train_batch_size": "rollout.prompts_per_step, or data.examples_per_step",
     "ppo_mini_batch_size": "algorithm.updates_per_batch, which counts a batch's optimizer steps",
     **dict.fromkeys(("num_generations", "rollouts_per_example", "rollout_n", "n"), "rollout.group_size"),
+    "steps": "training.steps",
+    "seq_len": "training.seq_len",
     **dict.fromkeys(("max_length", "max_prompt_length", "max_model_len", "max_seq_len"), "training.seq_len"),
     **dict.fromkeys(
         ("max_tokens", "max_response_length", "max_completion_length", "response_length"), "rollout.max_new_tokens"

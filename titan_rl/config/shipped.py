@@ -7,6 +7,9 @@ FOLDER = Path(__file__).parents[1] / "configs"
 """A link to the tree's configs/; a folder of its own in a wheel."""
 
 
+LISTED = "a name such as quickstart (`titan-rl train --help` lists them)"
+
+
 def shipped() -> dict[str, Path]:
     """Shipped TOMLs, name to file."""
     return {path.stem: path for path in sorted(FOLDER.rglob("*.toml"))}

@@ -70,6 +70,8 @@ from titan_rl.records.steps.skipped_rows import SkippedRows
 from titan_rl.records.trackers import Trackers
 
 T = TypeVar("T")
+IDLE = "idle"
+"""Phase of a run whose driver asks nothing of it."""
 _CHANGES = {"started", "died", "stopped", "trainer_device", "trainer_repaired", "generator_serves", "verifier_serves"}
 """Events after which a process has come or gone, or has another name."""
 
@@ -225,6 +227,17 @@ class Session:
             await self.step()
         await self.controller.finish()
         self._is_finished = True
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the run is at its first step, or was."""
+        return self._controller is not None
+
+    def rest(self) -> None:
+        """Say that nothing goes on until the next call."""
+        self.display.enter("")
+        with unless_full():
+            self.run_dir.phase.write_text(f"{self.progress.step} {IDLE}")
 
     async def reported(self) -> None:
         """Wait until the last step's metrics are written, with its weights live."""

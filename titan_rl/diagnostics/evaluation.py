@@ -153,6 +153,13 @@ def _long_enough(config: Config) -> Config:
     return replace(config, titan=config.titan | {"training": training})
 
 
+def sampled_answers(checked: Checked) -> list[SuiteResult]:
+    """Result of each suite, with every answer."""
+    results: list[SuiteResult] = []
+    asyncio.run(_evaluate(checked, results.append))
+    return results
+
+
 async def _evaluate(checked: Checked, record: Callable[[SuiteResult], None]) -> None:
     log = partial(say, file=sys.stderr)
     async with Actors(checked, checked.config.model.path, ALL_PARTS - {"trainer"}, log=log) as actors:

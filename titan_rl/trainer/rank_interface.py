@@ -7,18 +7,35 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
+
+import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torchtitan module)
+
+from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
-from titan_rl.trainer.learning import LearningModel
 from titan_rl.trainer.model.sharded_model import ShardedModel
 from titan_rl.trainer.objective.preparation import RowColumns
 from titan_rl.trainer.titan_config import TitanConfig
 
 T = TypeVar("T")
+
+
+class LearningModel(Protocol):
+    """Trained model with its own optimizer and schedule: the policy (step/learner.py) or a learned role."""
+
+    @property
+    def model_parts(self) -> list[nn.Module]: ...
+
+    @property
+    def optimizer(self) -> OptimizersContainer: ...
+
+    @property
+    def scheduler(self) -> LRSchedulersContainer: ...
 
 
 class RoleModel(Protocol):

@@ -1,5 +1,6 @@
 """What a notebook's cell shows: coloured tokens, curves and times. What a model wrote stays text."""
 
+import asyncio
 import re
 from types import SimpleNamespace
 
@@ -49,9 +50,70 @@ def test_a_run_shows_its_directory_step_and_state(tmp_path):
     assert repr(RunView(run_dir)) == f"<run {tmp_path}: step 3, ended>"
     session = SimpleNamespace(run_dir=run_dir, progress=SimpleNamespace(step=3, steps_asked=9))
     live = LiveSession(session)
-    assert repr(live) == f"<run {tmp_path}: step 3 of 9, sampling>"
+    assert repr(live) == f"<run {tmp_path}: step 3 of 9, not started>"
     live._end("it was closed")
     assert repr(live) == f"<run {tmp_path}: step 3 of 9, ended: it was closed>"
+
+
+class FakeSession:
+    """A run whose step ends as it is told to."""
+
+    def __init__(self, run_dir: RunDir):
+        self.run_dir, self.display = run_dir, SimpleNamespace(follow=lambda: None)
+        self.progress, self.has_started = SimpleNamespace(step=3, steps_asked=9), True
+        self.may_end = asyncio.Event()
+
+    async def step(self) -> None:
+        self.run_dir.phase.write_text(f"{self.progress.step} publishing")
+        await self.may_end.wait()
+        self.progress.step += 1
+
+    def rest(self) -> None:
+        self.run_dir.phase.write_text(f"{self.progress.step} idle")
+
+
+def test_a_session_of_which_nothing_is_asked_is_idle(tmp_path):
+    async def drive() -> None:
+        session = FakeSession(RunDir(tmp_path))
+        live = LiveSession(session)
+        live._ticking = asyncio.create_task(asyncio.sleep(60))
+        at = f"<run {tmp_path}: step"
+        assert repr(live) == f"{at} 3 of 9, idle>"
+        stepping = asyncio.create_task(live._in_turn(session.step))
+        await asyncio.sleep(0.01)
+        assert repr(live) == f"{at} 3 of 9, publishing>"
+        session.may_end.set()
+        await stepping
+        assert repr(live) == f"{at} 4 of 9, idle>" and session.run_dir.phase.read_text() == "4 idle"
+        session.may_end.clear()
+        running = live.run()
+        assert repr(live) == f"{at} 4 of 9, in the background, goes on>"
+        await asyncio.sleep(0.01)
+        assert repr(live) == f"{at} 4 of 9, in the background, publishing>"
+        pausing = asyncio.create_task(live.pause())
+        await asyncio.sleep(0.01)
+        session.may_end.set()
+        await pausing
+        assert repr(live) == f"{at} 5 of 9, idle>" and session.run_dir.phase.read_text() == "5 idle"
+        running.cancel()
+        live._ticking.cancel()
+
+    asyncio.run(drive())
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ("111=", r"prompts = '111=' is one text: give a list, \['111='\]"),
+        ([{"role": "user", "content": "hi"}], "prompts is one conversation: give a list of them"),
+        ({"role": "user", "content": "hi"}, "prompts is one conversation: give a list of them"),
+    ],
+)
+def test_one_prompt_in_place_of_a_list_is_refused(tmp_path, prompts, said):
+    live = LiveSession(FakeSession(RunDir(tmp_path)))
+    with pytest.raises(TypeError, match=said) as caught:
+        asyncio.run(live.generate(prompts))
+    assert "\n" not in str(caught.value)
 
 
 def test_without_html_it_is_a_line():

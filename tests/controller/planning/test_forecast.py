@@ -9,6 +9,7 @@ from titan_rl.cli import main
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.planning.forecast.generation import Engine, decode_step, generating
 from titan_rl.controller.planning.forecast.rates import as_toml, device_names, rates_of
+from titan_rl.controller.planning.forecast.report import forecast_lines
 from titan_rl.controller.planning.forecast.shapes import SHAPES, known, shape_of
 from titan_rl.controller.planning.forecast.simulation import lengths, simulated
 from titan_rl.controller.planning.forecast.step import Scenario, forecast
@@ -181,6 +182,23 @@ def test_with_staleness_a_step_takes_as_long_as_the_slower_of_the_two():
     assert 0 <= beside.idle < 1 and 0 <= on_policy.idle < 1
     turns = forecast(replace(SCENARIO, in_turns=True))
     assert turns.turns > 0 and turns.scenario.devices == 8 and SCENARIO.devices == 16
+
+
+@pytest.mark.parametrize("seconds_answer", [0.0, 0.01, 1.0])
+def test_phases_that_follow_each_other_add_up_to_the_step(seconds_answer):
+    """Scoring is one of them as far as no other answer is sampled meanwhile."""
+    for scenario in (SCENARIO, replace(SCENARIO, staleness=1, in_turns=True)):
+        its = forecast(replace(scenario, rates=replace(RATES, seconds_answer=seconds_answer)))
+        assert sum(its.phases().values()) == pytest.approx(its.seconds)
+        assert its.scored_after + its.scored_beside == pytest.approx(its.scoring) and its.scored_beside >= 0
+        assert its.seconds >= its.scoring
+
+
+def test_the_report_says_what_is_scored_beside_sampling():
+    its = forecast(replace(SCENARIO, rates=replace(RATES, seconds_answer=0.01), replicas=1))
+    [line] = [line for line in forecast_lines(its, None, 1) if line.startswith("  score ")]
+    assert "of work beside sampling" in line and f"{its.scored_after:.1f} s," in line
+    assert "phases overlap" in forecast_lines(forecast(replace(SCENARIO, staleness=1)), None, 1)[0]
 
 
 def test_a_simulated_step_with_equal_answers_is_the_arithmetic_s():

@@ -144,6 +144,9 @@ def test_prompts_are_looked_at_where_they_are_here(tmp_path, capsys, models):
     assert "positions, which leaves 253 tokens for prompts, but they have up to 402" in refused(capsys, *run)
     file.unlink()
     assert f"prompts: not looked at, as task.options.file = '{file}' is not here" in told(capsys, *run)
+    beside = tmp_path / "questions.csv"
+    beside.write_text("question,answer\n1,2\n")
+    assert "the name must end in .jsonl" in refused(capsys, *run, f"--task.options.file={beside}")
     assert "not looked at, as the model's tokenizer is not here" in told(capsys, "qwen3_8b_8h100", "--gpus=8")
 
 

@@ -10,7 +10,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Group, Rollout
 from titan_rl.environments.registry import make_task
-from titan_rl.environments.scoring.grading import GradedScorer, check_grader
+from titan_rl.environments.scoring.scorer import GradedScorer, check_grader
 from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
 
 MODULE = """

@@ -17,8 +17,7 @@ from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.controller.preflight.checks import check
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rewards.llm_judge import Judge, JudgeFailed, judge_config
-from titan_rl.environments.scoring.grading import GradedScorer
-from titan_rl.environments.scoring.scorer import Scorer
+from titan_rl.environments.scoring.scorer import GradedScorer, Scorer
 
 ROW = {"answer": "4"}
 

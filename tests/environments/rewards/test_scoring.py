@@ -10,7 +10,6 @@ from titan_rl.cli import main
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.diagnostics.bench.models.constant_answers import constant_pay, garbage_pay
-from titan_rl.environments.interfaces.score import read_score
 from titan_rl.environments.reasoning_gym import constant_answers
 from titan_rl.environments.reasoning_gym.checked_families import RUNS_THE_ANSWER
 from titan_rl.environments.reasoning_gym.constant_answers import LARGEST_PAY, TABLE, measured
@@ -24,6 +23,7 @@ from titan_rl.environments.reasoning_gym.families import (
     usable_families,
 )
 from titan_rl.environments.registry import Task, correct, make_task
+from titan_rl.environments.scoring.scoring_process import read_score
 
 WITHOUT_ANSWERS = {"boxnet", "rush_hour"}
 SEVERAL_ANSWERS = {"graph_color", "propositional_logic", "rubiks_cube", *WITHOUT_ANSWERS}

@@ -19,11 +19,11 @@ from titan_rl.data.types import Group, Prompt, Request, RequestRefused, Rollout,
 from titan_rl.mesh.control import dispatcher as dispatch
 from titan_rl.mesh.control.dispatcher import Dispatcher
 from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures, EveryPromptFails, PoisonPrompts
-from titan_rl.mesh.members.replica import Replica, actor_of
+from titan_rl.mesh.members.replica import Replica
 from titan_rl.mesh.members.router import Router
 from titan_rl.mesh.processes.deadlines import DeadlineError, together
 from titan_rl.mesh.supervision.actor_process import ActorDied
-from titan_rl.mesh.supervision.remote_call import RemoteCall
+from titan_rl.mesh.supervision.remote_call import RemoteCall, actor_of
 from titan_rl.records.ledger.audit import flaws
 from titan_rl.records.ledger.ledger import Ledger
 

@@ -6,18 +6,15 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import running
 from another_user import NOBODY, as_another_user, become, needs_root
+from tree import SUPPORT
 
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.mesh.resources.listeners.callers import is_other_users
 from titan_rl.records.run_directory.events import read_events
-
-SUPPORT = Path(__file__).parents[1] / "support"
-
 
 # whose a connection is
 
@@ -213,7 +210,15 @@ def test_a_flood_ends_nothing_of_a_run(tmp_path):
     try:
         running.wait_for_step(root, 5, timeout=900)
         flood = subprocess.Popen(
-            ["nsenter", "--mount", "--net", "--target", str(run.pid), sys.executable, str(SUPPORT / "flood.py")],
+            [
+                "nsenter",
+                "--mount",
+                "--net",
+                "--target",
+                str(run.pid),
+                sys.executable,
+                str(SUPPORT / "hosts" / "flood.py"),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -82,8 +82,8 @@ class FakeProcess:
         self.why = f"raised {error}"
         self.end()
 
-    async def kill_hung(self) -> None:
-        self.why = "hung"
+    async def kill_hung(self, known_by: str) -> None:
+        self.why, self.why_hung = "hung", known_by
         self.end()
 
 
@@ -170,6 +170,7 @@ def test_of_those_that_hang_only_the_stopped_one_is_ended():
             processes = [stopped, FakeProcess("b", wait_for_peer)]
             with pytest.raises(ActorDied, match="^a hung while training$"):
                 await call_all(processes, ASK, seconds=0.2, what="training")
+            assert stopped.why_hung == "no answer in 0.2 s"
 
         asyncio.run(run())
     finally:

@@ -18,7 +18,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-DURATIONS = Path(__file__).parents[1] / "durations.json"
+DURATIONS = Path(__file__).parents[2] / "durations.json"
 MAX_PINNED = 8
 _LISTED_SECONDS = 1.0
 """Tests that take less are listed together, by file."""
@@ -73,7 +73,7 @@ def _kinds_file(worker_input: dict) -> Path:
 
 def longest_first(items: list[pytest.Item], worker_input: dict) -> None:
     """Order of a worker's items, in place, by the seconds of their files; tells the scheduler each test's kind."""
-    durations = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    durations = json.loads(DURATIONS.read_text())
     seconds = expected_seconds([item.nodeid for item in items], durations)
     items.sort(key=lambda item: -seconds[file_of(item.nodeid)])
     _kinds_file(worker_input).write_text(json.dumps({item.nodeid: kind_of(item) for item in items}))

@@ -188,6 +188,10 @@ class PolicyGradient(Algorithm):
     def _kl_clip(self) -> float:
         return math.inf if self.settings.kl_clip is None else self.settings.kl_clip
 
+    @property
+    def refines(self) -> bool:
+        return self.settings.kl_in == "reward" or type(self).refine is not PolicyGradient.refine
+
     def refine(self, inputs: LossInputs) -> Refined:
         """Advantages minus the KL penalties from each token on, if these are part of the reward."""
         if self.settings.kl_in == "loss":

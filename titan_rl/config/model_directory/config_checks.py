@@ -1,6 +1,7 @@
 """What a config.json can be refused for, as far as it needs no torch: ``models/`` tells the rest."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,48 @@ def read_config(path: Path) -> dict[str, Any]:
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
         raise ValueError("it is an adapter (LoRA): merge it into its model first (`merge_and_unload` of peft does)")
     if not (path / "config.json").exists():
-        raise ValueError(f"it holds no config.json: {_GIVE}")
+        raise ValueError(f"it holds no config.json: {model_of_run(path) or _GIVE}")
     check_files(path)
     config = read_object(path / "config.json")
+    if not config.get("model_type") and is_run_config(config):
+        raise ValueError(f"it is a run directory: {model_of_run(path)}")
     _check_magnitudes(config)
     return config
+
+
+_OF_RUNS = ("run", "training", "algorithm", "checkpoint")
+"""Sections that the config.json of every run directory has."""
+
+
+def is_run_config(config: Any) -> bool:
+    """Whether a config.json is the one of a run directory."""
+    return isinstance(config, dict) and all(isinstance(config.get(section), dict) for section in _OF_RUNS)
+
+
+def model_of_run(path: Path) -> str:
+    """What to give in place of a run directory, or of a folder in one; empty for any other."""
+    for folder in (path, *list(path.absolute().parents)[:2]):
+        if not (folder / "config.json").is_file():
+            continue
+        with suppress(ValueError, OSError):
+            if is_run_config(read_object(folder / "config.json")):
+                return _its_model(folder)
+    return ""
+
+
+def recorded_task(model: Path) -> str:
+    """Name of the task of the run that a model directory lies in; empty if it lies in none."""
+    with suppress(ValueError, OSError):
+        config = read_object(model.absolute().parent / "config.json")
+        if is_run_config(config) and isinstance(config.get("task"), dict):
+            return str(config["task"].get("name", ""))
+    return ""
+
+
+def _its_model(run: Path) -> str:
+    if (run / "model" / "config.json").is_file():
+        return f"give the model that the run wrote, {run / 'model'}"
+    return f"the run has written no model yet, which will be {run / 'model'}: let it end (--resume goes on with it)"
 
 
 _MOST = (

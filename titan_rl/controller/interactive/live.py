@@ -61,8 +61,20 @@ class LiveSession(RunView):
     def __repr__(self) -> str:
         progress = self.session.progress
         position = f"step {progress.step} of {progress.steps_asked}"
-        state = f"ended: {self._why_ended}" if self._why_ended else self.phase.partition(" ")[2] or "not started"
-        return f"<run {self.root}: {position}, {'in the background, ' if self.is_running else ''}{state}>"
+        return f"<run {self.root}: {position}, {'in the background, ' if self.is_running else ''}{self._state}>"
+
+    @property
+    def _state(self) -> str:
+        """What goes on, in words."""
+        if self._why_ended:
+            return f"ended: {self._why_ended}"
+        if self._ticking is None:
+            return "not started"
+        if self._turn.locked() or not self.session.has_started:
+            return self.phase.partition(" ")[2] or "starting"
+        if self._own is not None:
+            return "a step of your own at hand"
+        return "goes on" if self.is_running else "idle"
 
     # from start to end
 
@@ -232,7 +244,10 @@ class LiveSession(RunView):
         async with self._turn:
             self._check_open()
             try:
-                return await work()
+                done = await work()
+                if not self.is_running:
+                    self.session.rest()
+                return done
             except (OrderError, ConfigError, SaveError):  # nothing was done
                 raise
             except BaseException as error:  # the session cannot go on after any
@@ -257,8 +272,10 @@ class LiveSession(RunView):
     ) -> list[str]:
         """Answers of the generators' policy to texts or conversations.
 
-        Errors: ValueError for one that leaves no room for an answer, or for what vLLM does not sample at."""
+        Errors: ValueError for one that leaves no room for an answer, or for what vLLM does not sample at; TypeError for
+        a text or a conversation in place of a list of them."""
         self._check_open()
+        prompts = _listed(prompts)
         config, tokenizer = self.session.config, await asyncio.to_thread(lambda: self.tokenizer)
         set_text(tokenizer, settings_of(config))
         rollout = config.rollout
@@ -295,6 +312,16 @@ class LiveSession(RunView):
             version=pd.array(versions, dtype="Int64"),
             seconds=[round(seconds.get(name, math.nan), 3) for name in table.index],
         )
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """Errors: TypeError for what is a prompt itself, whose letters or messages would be asked one by one."""
+    if isinstance(prompts, str | bytes):
+        raise TypeError(f"prompts = {prompts!r:.80} is one text: give a list, [{prompts!r:.80}]")
+    each = [prompts] if isinstance(prompts, Mapping) else list(prompts)
+    if any(isinstance(one, Mapping) for one in each):
+        raise TypeError("prompts is one conversation: give a list of them, [[{'role': 'user', 'content': ...}]]")
+    return each
 
 
 async def _tick() -> None:

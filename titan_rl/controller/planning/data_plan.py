@@ -1,9 +1,10 @@
 """What ``titan-rl plan`` sees of the data: how long prompts, or rows, are, where file and tokenizer are here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
@@ -60,7 +61,19 @@ def _hindrances(checked: Checked) -> Iterator[str]:
         try:
             locate_sources(setting, name, folders)
         except ConfigError:
+            if _is_here(name, folders):  # and nothing that a run can read
+                raise
             yield f"as {setting} = {name!r} is not here"
+
+
+def _is_here(files: Any, folders: Sequence[str]) -> bool:
+    """Whether the files of a setting are all here, by their names."""
+    entries = files if isinstance(files, list) else [files]
+    names = [entry.get("path") if isinstance(entry, dict) else entry for entry in entries]
+    return all(
+        isinstance(name, str) and name and any(Path(folder, name).exists() for folder in folders or ["."])
+        for name in names
+    )
 
 
 def _prompts(checked: Checked) -> list[int]:

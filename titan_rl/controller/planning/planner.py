@@ -173,9 +173,8 @@ def _hf(checked: Checked) -> PreTrainedConfig:
         return read_config(checked)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(
-            f"model.path = {path!r}: its config.json cannot be read: {reason}; give a directory"
-        ) from None
+        mend = "" if "give " in reason else "; give a directory"
+        raise ConfigError(f"model.path = {path!r}: its config.json cannot be read: {reason}{mend}") from None
 
 
 def _on_cpu(checked: Checked, rates: Rates | None, request: PlanRequest) -> PlanReport:

@@ -49,7 +49,7 @@ from titan_rl.environments.rollout.prompt_checks import (
 )
 from titan_rl.environments.rollout.suites import Suite, errors_under, tasks_of
 from titan_rl.environments.sandbox.remote import check_server
-from titan_rl.environments.scoring.grading import check_grader
+from titan_rl.environments.scoring.scorer import check_grader
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import HostLauncher, Launcher, make_launcher
 from titan_rl.models.builtin.tiny import tiny_config

@@ -1,11 +1,12 @@
 """Which settings may change while a run goes on, and who must take them up."""
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from titan_rl.config.load import ConfigError, nearest_key, nearest_section
 from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
+from titan_rl.trainer.titan_config import titan_keys
 
 
 class Effect(Enum):
@@ -57,14 +58,31 @@ _WHY_NOT = {
 
 def _check_there(key: str) -> None:
     """Errors: ConfigError for a section or a key that no configuration has."""
-    section, _, rest = key.partition(".")
+    section, *path = key.split(".")
     if section not in (*OUR_SECTIONS, *TITAN_SECTIONS):
         raise ConfigError(f"unknown section [{section}]: {nearest_section(section)}")
-    if section in TITAN_SECTIONS or section == "algorithm":  # whose keys are checked where they are built
+    if section == "algorithm":  # whose keys are checked where it is built
         return
-    names, name = {field.name for field in fields(get_type_hints(Config)[section])}, rest.partition(".")[0]
-    if name not in names:
-        raise ConfigError(f"unknown key {section}.{name}: {nearest_key(name, section, names)}")
+    kind: Any = get_type_hints(Config).get(section)
+    for name in path:
+        table = section.rpartition(".")[2]
+        names = _titan_names(table) if table in TITAN_SECTIONS else _names(kind)
+        if not names:  # a value, or a table whose keys somebody else knows
+            return
+        if name not in names:
+            raise ConfigError(f"unknown key {section}.{name}: {nearest_key(name, section, names)}")
+        kind = get_type_hints(kind).get(name) if is_dataclass(kind) else None
+        section = f"{section}.{name}"
+
+
+def _names(kind: Any) -> set[str]:
+    return {field.name for field in fields(kind) if not field.name.startswith("_")} if is_dataclass(kind) else set()
+
+
+def _titan_names(section: str) -> set[str]:
+    """Also those that have no effect here, of which it is said elsewhere."""
+    cls, known = titan_keys()[section]
+    return known.keys() | _names(cls)
 
 
 def effects_of(key: str, *, on_data: bool) -> Effects:

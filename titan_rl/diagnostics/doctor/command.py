@@ -29,7 +29,7 @@ def print_facts(facts: dict[str, str]) -> None:
 
 
 def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_json: bool) -> int:
-    """The exit code: 1 if anything is wrong. Errors: ConfigError, with nothing started."""
+    """The exit code: 1 if anything is wrong or a check did not end. Errors: ConfigError, with nothing started."""
     start = time.monotonic()
     fitting, _, lines = fit_and_place(check(load_config(config_file, overrides)), under_torchrun=False)
 
@@ -44,12 +44,16 @@ def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_
     with tempfile.TemporaryDirectory(prefix="titan_rl_doctor_", ignore_cleanup_errors=True) as folder:
         findings = drive(run_doctor(fitting, Path(folder), print_finding))
     count, seconds = Counter(finding.status for finding in findings), time.monotonic() - start
+    is_unwell = bool(count["wrong"] or count["not finished"])
     if as_json:
         rows = [finding.as_json() for finding in findings]
         facts = text_facts(tokenizer_of(fitting.config), stops_of(fitting.config))
-        report = {"healthy": not count["wrong"], "seconds": round(seconds, 1), "text": facts, "checks": rows}
+        report = {"healthy": not is_unwell, "seconds": round(seconds, 1), "text": facts, "checks": rows}
         print(json.dumps(report))
     else:
-        counted = f"{count['passed']} passed, {count['wrong']} wrong, {count['not looked at']} not looked at"
+        unfinished = f"{count['not finished']} not finished, " if count["not finished"] else ""
+        counted = (
+            f"{count['passed']} passed, {count['wrong']} wrong, {unfinished}{count['not looked at']} not looked at"
+        )
         say(f"{counted}, in {seconds:.0f} s")
-    return 1 if count["wrong"] else 0
+    return 1 if is_unwell else 0

@@ -18,6 +18,8 @@ class CheckContext:
     folder: Path
     started: ActorsUnderTest | None = None
     """None until actors are up."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Parts of the mesh that ended in an earlier check, and what is said of that."""
     _earned: Earned | None = None
     _groups: list[Group] = field(default_factory=list)
     _reading: Reading | None = None

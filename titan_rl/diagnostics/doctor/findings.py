@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from titan_rl.diagnostics.doctor.context import CheckContext
 
-Status = Literal["passed", "wrong", "not looked at"]
+Status = Literal["passed", "wrong", "not finished", "not looked at"]
+"""``not finished``: an actor ended while the check looked, which says nothing about what is checked."""
+
+
+_AGAIN = "Nothing is known of this check: run the doctor again, where the machine is less busy if an actor hung"
 
 
 class CheckFailed(Exception):
@@ -42,7 +46,7 @@ class Finding:
     check: Check
     status: Status
     message: str
-    """What was seen; what is wrong; or why nothing was looked at."""
+    """What was seen; what is wrong; why it did not end; or why nothing was looked at."""
     evidence: str = ""
     seconds: float = 0.0
     own_mend: str = ""
@@ -56,6 +60,8 @@ class Finding:
         """Line for people."""
         if self.status == "wrong":
             return f"WRONG    {self.check.name}: {self.message}: {self.evidence}. {self.mend}"
+        if self.status == "not finished":
+            return f"BROKEN   {self.check.name}: {self.message}: {self.evidence}. {_AGAIN}"
         mark = "passed" if self.status == "passed" else "-"
         return f"{mark:<8} {self.check.name}: {self.message}"
 

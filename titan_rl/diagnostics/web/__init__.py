@@ -1,1 +1,1 @@
-"""``titan-rl watch``: a page that looks inside runs, from their directories alone. NiceGUI is imported nowhere else."""
+"""Pages for people: ``titan-rl watch`` looks inside runs, ``titan-rl collect`` asks for preferences."""

@@ -13,31 +13,32 @@ _POLICY = (
     "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; frame-ancestors 'none'; base-uri 'self'; "
     "form-action 'self'"
 )
-"""The page's libraries compile templates, but nothing is loaded from, or sent to, anywhere else."""
-_HEADERS = [
-    (b"content-security-policy", _POLICY.encode()),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-content-type-options", b"nosniff"),
-]
-_NO = b"403: open the address that titan-rl watch printed; requests need the secret in it\n"
+"""The watch page's libraries compile templates, but nothing is loaded from, or sent to, anywhere else."""
+_NO = b"403: open the address that the command printed; requests need the secret in it\n"
 
 
 class Guard:
     """ASGI middleware: 403 for requests without the secret."""
 
-    def __init__(self, app: Callable, secret: str, port: int) -> None:
+    def __init__(self, app: Callable, secret: str, port: int, policy: str | None = None) -> None:
+        """``policy``: content security policy of all answers; by default the watch page's."""
         self._app, self._secret = app, secret
+        self._headers = [
+            (b"content-security-policy", (policy or _POLICY).encode()),
+            (b"referrer-policy", b"no-referrer"),
+            (b"x-content-type-options", b"nosniff"),
+        ]
         self._hosts = {f"{name}:{port}".encode() for name in ("127.0.0.1", "localhost")}
 
     async def __call__(self, scope: dict[str, Any], receive: Callable, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
         if not self._is_here(dict(scope["headers"])) or not self._has_secret(scope["path"]):
-            return await _refuse(scope, send)
+            return await self._refuse(scope, send)
 
         async def send_with_headers(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message = message | {"headers": [*message.get("headers", []), *_HEADERS]}
+                message = message | {"headers": [*message.get("headers", []), *self._headers]}
             await send(message)
 
         await self._app(scope | {"root_path": f"/{self._secret}"}, receive, send_with_headers)
@@ -52,10 +53,9 @@ class Guard:
         secret, slash, _ = below.partition("/")
         return not start and bool(slash) and hmac.compare_digest(secret.encode(errors="replace"), self._secret.encode())
 
-
-async def _refuse(scope: dict[str, Any], send: Send) -> None:
-    if scope["type"] == "websocket":  # before it is accepted: the server answers 403
-        return await send({"type": "websocket.close", "code": 1008})
-    headers = [(b"content-type", b"text/plain"), (b"cache-control", b"no-store"), *_HEADERS]
-    await send({"type": "http.response.start", "status": 403, "headers": headers})
-    await send({"type": "http.response.body", "body": _NO})
+    async def _refuse(self, scope: dict[str, Any], send: Send) -> None:
+        if scope["type"] == "websocket":  # before it is accepted: the server answers 403
+            return await send({"type": "websocket.close", "code": 1008})
+        headers = [(b"content-type", b"text/plain"), (b"cache-control", b"no-store"), *self._headers]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": _NO})

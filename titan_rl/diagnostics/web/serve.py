@@ -4,50 +4,29 @@ Rollouts are read once into memory, beside the serving; nothing is written into 
 """
 
 import os
-import secrets
-import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan_rl.config.load import ConfigError
-from titan_rl.diagnostics.web.guard import Guard
-from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
+from titan_rl.diagnostics.web.serving import PageServer
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from titan_rl.diagnostics.web.data.watched_run import Watched
 
-_HOST = "127.0.0.1"
-
 
 def watch(roots: list[Path], port: int = 0, log: Callable[[str], None] = print) -> int:
     """Web page of these runs, until Ctrl-C. ``port``: 0 for any. Errors: ConfigError before anything listens."""
     app, runs = application(roots)
-    listening = _listen(port)
-    port, secret = listening.getsockname()[1], secrets.token_urlsafe(24)
-    import uvicorn
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-    settings = uvicorn.Config(
-        Guard(app, secret, port),
-        http=reject_other_users(AutoHTTPProtocol),
-        log_level="warning",
-        access_log=False,
-        ws_max_size=1 << 20,
-        backlog=MOST_WAITING,
-    )
-    settings.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(settings)
+    server = PageServer(port)
     for run in runs:
         threading.Thread(target=run.index.refresh, daemon=True).start()
-    log(f"http://{_HOST}:{port}/{secret}/")
+    log(server.address)
     log("This address is for you alone; only this machine reaches it. Ctrl-C ends it; the runs are not touched.")
-    with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended
-        server.run(sockets=[listening])
+    server.run(app)
     return 0
 
 
@@ -72,12 +51,3 @@ def application(roots: list[Path]) -> "tuple[FastAPI, list[Watched]]":
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     ui.run_with(app, title="titan_rl", dark=None, show_welcome_message=False)
     return app, runs
-
-
-def _listen(port: int) -> socket.socket:
-    """Errors: ConfigError if the port is taken, or is none."""
-    try:
-        return socket.create_server((_HOST, port))
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot listen at port {port}: {why}; give another --port, or leave it out") from None

@@ -15,8 +15,7 @@ from titan_rl.environments.agents.branches import Branches, Continuation
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.openai_requests import ModelRequest, Refused, response_message
 from titan_rl.environments.agents.openai_responses import ModelResponse
-from titan_rl.environments.conversation.episode import Episode
-from titan_rl.environments.conversation.player import Player
+from titan_rl.environments.conversation.episode import Episode, Player
 from titan_rl.environments.interfaces.agent import Agent, HasKey, ModelAccess, Outcome, check_agent
 from titan_rl.environments.interfaces.environment import EnvironmentFailed, Reply
 from titan_rl.environments.rewards.functions import source_file

@@ -13,8 +13,7 @@ from titan_rl.data.text.turns import encode_messages
 from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.episodes import play_agent
-from titan_rl.environments.conversation.episode import Episode
-from titan_rl.environments.conversation.player import Ask, Player, PromptTooLong
+from titan_rl.environments.conversation.episode import Ask, Episode, Player, PromptTooLong
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task, task_of
 from titan_rl.mesh.processes.deadlines import together

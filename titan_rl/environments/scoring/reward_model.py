@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from titan_rl.environments.interfaces.score import Score
-from titan_rl.environments.scoring.scoring_process import ScoringProcess
-from titan_rl.environments.scoring.scoring_workers import Answer, serve
+from titan_rl.environments.scoring.scoring_process import Answer, ScoringProcess, serve
 from titan_rl.mesh.resources.cores import available_cores
 
 if TYPE_CHECKING:

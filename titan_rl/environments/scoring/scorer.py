@@ -1,22 +1,29 @@
-"""Scorer of a task's answers, in a process of its own: ``python -m titan_rl.environments.scoring.scorer``."""
+"""Scorer of a task's answers, in a process of its own: ``python -m titan_rl.environments.scoring.scorer``.
 
+A grader is a second one of each sampled answer, for monitoring only: it can neither hurt a reward nor be talked to by
+one. A failed grade is missing, with its reason; the sample stays as it is.
+"""
+
+import asyncio
 import json
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.config.load import ConfigError
+from titan_rl.config.plugins import check_signature, resolve
+from titan_rl.config.sections.schema import ANSWER_REWARDS, JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task, UserCodeError
+from titan_rl.environments.registry import make_task
 from titan_rl.environments.rewards.functions import in_turns
 from titan_rl.environments.rewards.llm_judge import key_variables
-from titan_rl.environments.rollout.suites import make_all, tasks_of
-from titan_rl.environments.scoring.scoring_process import ScoringProcess
-from titan_rl.environments.scoring.scoring_workers import Answer, serve
+from titan_rl.environments.rollout.suites import is_of_suite, make_all, tasks_of
+from titan_rl.environments.scoring.scoring_process import Answer, ScoringProcess, serve
 
 _MEMORY_BYTES = 4 << 30
 _MESSAGE_CHARACTERS = 500
@@ -46,6 +53,74 @@ class Scorer(ScoringProcess):
         """Score each rollout's answers; gives the scores, and the seconds for all."""
         fields = asdict(prompt)
         return await self.score_lines([json.dumps({"prompt": fields, "answers": answers}) for answers in rollouts])
+
+
+class GradedScorer:
+    """Scorer with an optional grader beside it."""
+
+    def __init__(
+        self,
+        task: TaskConfig,
+        grader: str,
+        folders: Sequence[str],
+        timeout: float,
+        concurrency: int,
+        suites: Sequence[Mapping[str, Any]] = (),
+    ):
+        """``grader``: empty for none; it grades no suite. ``timeout``: seconds for one answer, of either;
+        ``concurrency``: side by side; ``suites``: as ``eval.suites``."""
+        self.scorer = Scorer(task, folders, timeout, concurrency, suites)
+        self.grader = Scorer(graded_task(task, grader), folders, timeout, concurrency) if grader else None
+
+    async def start(self) -> int:
+        """Start both; give the scorer's process id."""
+        await asyncio.gather(self.scorer.start(), *([self.grader.start()] if self.grader else []))
+        assert self.scorer.process is not None, "it has just been started"
+        return self.scorer.process.pid
+
+    async def close(self) -> None:
+        for scorer in (self.scorer, self.grader):
+            if scorer is not None:
+                await scorer.close()
+
+    async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
+        """Score with grades, otherwise as ``Scorer.score``; the seconds are the scorer's."""
+        if self.grader is None or is_of_suite(prompt):
+            return await self.scorer.score(prompt, rollouts)
+        (scores, seconds), (grades, _) = await asyncio.gather(
+            self.scorer.score(prompt, rollouts), self.grader.score(prompt, rollouts)
+        )
+        return [_graded(score, grade) for score, grade in zip(scores, grades, strict=True)], seconds
+
+
+def _graded(score: Score, grade: Score) -> Score:
+    if grade.status == "ok":
+        return replace(score, grade=grade.reward)
+    return replace(score, message=score.message or f"not graded by eval.grader: {grade.message}")
+
+
+def graded_task(task: TaskConfig, grader: str) -> TaskConfig:
+    """Configuration of the same task, scored by ``eval.grader``."""
+    unrewarded = replace(task, reward="", rewards={}, rewards_by_source={})
+    return unrewarded if grader == OWN_SCORE else replace(unrewarded, reward=grader, scoring="auto")
+
+
+def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
+    """Check ``eval.grader``.
+
+    Errors: ConfigError for a grader that is the reward itself, is not there, or cannot grade this task.
+    """
+    setting = f"eval.grader = {grader!r}"
+    if grader in task.reward_names:
+        raise ConfigError(
+            f"{setting} is the reward itself: name a function that nothing is trained on, or leave it out"
+        )
+    if grader not in (OWN_SCORE, JUDGE, *ANSWER_REWARDS):
+        check_signature(setting, resolve("eval.grader", grader, folders), ("prompt", "completion", "row"))
+    try:
+        make_task(graded_task(task, grader), folders).prompt("check", 0, 0)
+    except ConfigError as error:
+        raise ConfigError(f"{setting} cannot grade this task: {error}") from None
 
 
 def _load(task: TaskConfig, folders: Sequence[str], suites: Sequence[Mapping[str, Any]]) -> Answer:

@@ -255,11 +255,12 @@ class TrainerMesh:
         return redone
 
     def _check_repairable(self, dead: list[ActorProcess]) -> None:
+        died = ActorDied(dead, "the run went on")
         if self.snapshots is None or self._catch_up is None:
-            raise ActorFault(f"{ActorDied(dead, 'the run went on')}: recovery is off, so this ends the run")
+            raise ActorFault(f"{died}: recovery is off, so this ends the run") from died
         if self._num_repairs > _MAX_REPAIRS:
-            last = ActorDied(dead, "the run went on")
-            raise ActorFault(f"the trainer was repaired {_MAX_REPAIRS} times without a step in between; at last {last}")
+            times = f"the trainer was repaired {_MAX_REPAIRS} times without a step in between"
+            raise ActorFault(f"{times}; at last {died}") from died
 
     async def _replace(self, dead: dict[int, ActorProcess]) -> int | None:
         """Others for the dead. All ranks are then at the newest step that every one had, no later than the run's.

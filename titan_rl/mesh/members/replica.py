@@ -1,15 +1,13 @@
 """One engine of the generator mesh: its ranks, and the work that it has."""
 
 import asyncio
-import pickle
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
-
-import cloudpickle
 
 from titan_rl.mesh.resources.devices import Seat
 from titan_rl.mesh.supervision.actor_process import ActorProcess
+from titan_rl.mesh.supervision.remote_call import reference_to
 
 
 @dataclass(eq=False)
@@ -33,8 +31,8 @@ class Replica:
 
     @cached_property
     def reference(self) -> bytes:
-        """Of the actor to ask, for another actor (``actor_of``): pickled anew, it takes longer than a prompt."""
-        return cloudpickle.dumps(self.leader)
+        """Of the actor to ask, for another actor: pickled anew, it takes longer than a prompt."""
+        return reference_to(self.leader)
 
     @property
     def is_dead(self) -> bool:
@@ -52,9 +50,3 @@ class Replica:
     def kill(self) -> None:
         for rank in self.ranks:
             rank.kill()
-
-
-@lru_cache(maxsize=64)
-def actor_of(reference: bytes) -> Any:
-    """Of a replica, the actor to ask."""
-    return pickle.loads(reference)

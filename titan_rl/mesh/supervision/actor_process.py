@@ -79,6 +79,8 @@ class ActorProcess:
     """0 until the process has answered for the first time."""
     why: str = DIED
     """Why it is dead, or will be: ``died``, ``hung``, ``raised ...``."""
+    why_hung: str = ""
+    """What a hang was known by."""
     is_stopping: bool = False
     """Whether it was told to go, and its end is no fault."""
     died: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -128,9 +130,14 @@ class ActorProcess:
         self.why = f"raised {last_line(error)}"
         self.kill()
 
-    async def kill_hung(self) -> None:
+    @property
+    def how_it_ended(self) -> str:
+        """As ``why``, with what a hang was known by."""
+        return f"{self.why} ({self.why_hung})" if self.why_hung else self.why
+
+    async def kill_hung(self, known_by: str) -> None:
         """Kill a hung process, with its stacks written to its log."""
-        self.why = "hung"
+        self.why, self.why_hung = "hung", known_by
         self._signal(signal.SIGUSR1)
         self._signal(signal.SIGCONT)
         await asyncio.wait({self.died}, timeout=_STACK_SECONDS)
@@ -299,7 +306,7 @@ class ActorProcesses:
             kill([host.pid for host in self.hosts.all if is_stopped(host.pid)])
             stopped = {process for process in self.all if not process.is_dead and process.is_stopped}
             for process in stopped & suspects:
-                await process.kill_hung()
+                await process.kill_hung("a signal had stopped it")
             suspects = stopped
 
     def forget(self, process: ActorProcess) -> None:

@@ -91,15 +91,15 @@ class _GroupCall(Generic[R]):
             if any(process.is_dead for process in self._processes):
                 deadline = min(deadline, time.monotonic() + _SETTLE_SECONDS)
             if time.monotonic() >= deadline:
-                await self._end_the_hung()
+                await self._end_the_hung(f"no answer in {seconds:g} s")
                 deadline = time.monotonic() + _SETTLE_SECONDS
         await self._end_the_first_that_raised()
 
-    async def _end_the_hung(self) -> None:
+    async def _end_the_hung(self, known_by: str) -> None:
         outcomes = self._outcomes(is_late=True)
         blamed = to_blame(outcomes, one_fails_all=self._one_fails_all)
         hung = [self._processes[place] for place in blamed if _ended(outcomes[place], Ending.HUNG)]
-        await asyncio.gather(*(process.kill_hung() for process in hung))
+        await asyncio.gather(*(process.kill_hung(known_by) for process in hung))
 
     async def _end_the_first_that_raised(self) -> None:
         """Unless somebody died by himself, which may become known a moment later than what the others raise."""
@@ -175,5 +175,5 @@ async def _end_without_actor(process: ActorProcess) -> None:
     """Monarch says that its actor is gone: the process soon will be too, or it is stopped or stuck, and is killed."""
     await asyncio.wait({process.died}, timeout=_GONE_SECONDS)
     if not process.is_dead:
-        await process.kill_hung()
+        await process.kill_hung("Monarch had not heard of its actor")
         await asyncio.wait({process.died}, timeout=_KILLED_SECONDS)

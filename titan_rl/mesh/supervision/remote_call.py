@@ -9,9 +9,13 @@
 The mesh may not import the actors' classes. That stubs and endpoints agree is a test
 (tests/mesh/processes/test_calls.py)."""
 
+import pickle
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import cloudpickle
 
 if TYPE_CHECKING:  # it needs torch
     from titan_rl.mesh.channel.memory.region import RegionHandle
@@ -47,6 +51,17 @@ class stub(Generic[P, R]):
 
     def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> RemoteCall[R]:
         return RemoteCall(self.name, arguments, keywords)
+
+
+def reference_to(actor: Any) -> bytes:
+    """Reference to an actor, for another actor (``actor_of``)."""
+    return cloudpickle.dumps(actor)
+
+
+@lru_cache(maxsize=64)
+def actor_of(reference: bytes) -> Any:
+    """Actor that a reference names."""
+    return pickle.loads(reference)
 
 
 class PreparedEndpoints:

@@ -66,6 +66,8 @@ def check_adapter(path: Path, lora: LoraConfig, targets: list[str], shapes: dict
     """Check that a directory holds exactly the model's adapters, with its settings.
 
     ``targets``, ``shapes``: of the model's adapters, by Hugging Face's names. Errors: ValueError."""
+    if not (path / CONFIG).exists() and (path / "adapter" / CONFIG).is_file():
+        raise ValueError(f"it holds no {CONFIG}: give the adapter that the run wrote, {path / 'adapter'}")
     config = read_object(path / CONFIG)
     for key, expected in _PLAIN.items():
         if (value := config.get(key, expected)) != expected and (value or expected):

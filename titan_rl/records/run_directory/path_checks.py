@@ -16,10 +16,11 @@ _LONGEST_INSIDE = 120
 """Bytes of the longest path below a run directory."""
 
 
-def check_place(root: Path, *, write: bool) -> None:
+def check_place(root: Path, *, write: bool, what: str = "run directory") -> None:
     """Check of a run directory's place.
 
-    Errors: ConfigError unless a run directory is there and may be read, or, to ``write``, can be made there.
+    ``what``: the kind of directory, for messages. Errors: ConfigError unless one is there and may be read, or, to
+    ``write``, can be made there.
     """
     try:
         _check_spelling(root)
@@ -35,7 +36,7 @@ def check_place(root: Path, *, write: bool) -> None:
         why = error.strerror if isinstance(error, OSError) else str(error)
         action = "made or written to" if write else "read"
         raise ConfigError(
-            f"{str(root)[:200]!r} cannot be a run directory: {why}; give a folder that can be {action}"
+            f"{str(root)[:200]!r} cannot be a {what}: {why}; give a folder that can be {action}"
         ) from None
 
 
@@ -69,25 +70,32 @@ def _may(place: Path, mode: int) -> bool:
     return os.access(place, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
-def check_own(root: Path, files: Iterable[str], folders: Iterable[str], written: Iterable[str] = ()) -> None:
+def check_own(
+    root: Path,
+    files: Iterable[str],
+    folders: Iterable[str],
+    written: Iterable[str] = (),
+    *,
+    what: str = "run directory",
+) -> None:
     """Check of a run directory for links out of it and for wrong kinds of files. Errors: ConfigError if one of these
     names in ``root``, or something below, is a link that leads out of ``root``, or of another kind than it should be.
     Other names are not looked at.
 
     ``written``: folders that others write and nobody here reads; of these only what lies in them directly, where the
-    next of their folders will be, must not lead out.
+    next of their folders will be, must not lead out. ``what``: the kind of directory, for messages.
     """
     home = root.resolve()
     for path, is_wanted in (*_named(root, files, folders), *_directly(root, written)):
         if path.is_symlink() and home not in Path(os.path.realpath(path)).parents:  # resolve() trips over a ring
-            raise ConfigError(f"{path} is a link that leads out of the run directory: put there what it leads to")
+            raise ConfigError(f"{path} is a link that leads out of the {what}: put there what it leads to")
         try:
             mode = path.stat().st_mode
         except OSError:  # it is not there, or no longer
             continue
         if not is_wanted(mode):
-            what = "folder" if is_wanted is stat.S_ISDIR else "file"
-            raise ConfigError(f"{path} is no plain {what}: move it away, or give another run directory")
+            kind = "folder" if is_wanted is stat.S_ISDIR else "file"
+            raise ConfigError(f"{path} is no plain {kind}: move it away, or give another {what}")
 
 
 def _named(root: Path, files: Iterable[str], folders: Iterable[str]) -> Iterator[tuple[Path, Callable[[int], bool]]]:

@@ -6,25 +6,80 @@ are gradients taken apart, row by row and then sample by sample. All ranks ask t
 
 The two answers of a pair have one loss, so they are never taken apart: they are looked at, and named, together.
 
-Dimensions: S trained tokens of a row.
+Dimensions: K statistics of a token, S trained tokens of a row.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torchtitan module)
+
+from torchtitan.components.optimizer import OptimizersContainer
+
 from titan_rl.data.batches.packing import dummy_row
 from titan_rl.data.nonfinite import BadNumbers, Culprit
 from titan_rl.data.types import Row
 from titan_rl.trainer.distributed.ranks import gathered
-from titan_rl.trainer.learning import SearchedModel
+from titan_rl.trainer.titan_config import TitanConfig
 
 _MAX_WEIGHTS = 4
 """Names of weights in a message."""
+
+
+class SearchedModel(Protocol):
+    """Trained model, as the search reads it: the policy, or a learned role."""
+
+    @property
+    def optimizer(self) -> OptimizersContainer: ...
+
+    @property
+    def titan(self) -> TitanConfig: ...
+
+    @property
+    def statistics(self) -> dict[int, torch.Tensor]:
+        """Head outputs [K, S] of each row of the last pass, on ranks that have the head."""
+        ...
+
+    @property
+    def gives(self) -> str:
+        """Name of the head's output, for messages."""
+        ...
+
+    @property
+    def samples_per_loss(self) -> int:
+        """Number of samples with a joint loss: 2 for preference pairs, else 1."""
+        ...
+
+    @property
+    def names_rows(self) -> bool:
+        """Whether a sample's prompt names the row of data that it comes from."""
+        ...
+
+    def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
+        """Accumulate the gradients of rows; returns sums over their trained tokens."""
+        ...
+
+    def gradient_norm(self) -> float:
+        """Norm of all ranks' gradients, before they are clipped."""
+        ...
+
+    def is_finite_everywhere(self, value: float) -> bool:
+        """Whether a value is finite on all ranks."""
+        ...
+
+    def loss_of(self, row: Row, statistics_KS: torch.Tensor, /) -> float:
+        """Loss of a row, computed from head outputs [K, S]."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Trained parameters, by name."""
+        ...
 
 
 def parts(row: Row) -> Iterator[tuple[tuple[str, int], slice]]:

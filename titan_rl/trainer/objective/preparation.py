@@ -63,11 +63,6 @@ def rows_without_gradient(algorithm: Algorithm, rows: list[Row], device: torch.d
     return {index for index, does in enumerate(moves) if not does}
 
 
-def is_refined(algorithm: Algorithm) -> bool:
-    """Whether an algorithm refines its advantages on the trainer."""
-    return type(algorithm).refine is not Algorithm.refine
-
-
 def with_advantages(
     algorithm: Algorithm, batches: list[list[Row]], model: ShardedModel, *, sees: bool, is_counted: bool
 ) -> list[list[Row]]:
@@ -77,7 +72,7 @@ def with_advantages(
     ``is_counted``: of ranks that have the same rows, one must be.
     """
     is_counted = sees and is_counted
-    if is_refined(algorithm):
+    if algorithm.refines:
         batches = _refined_batches(algorithm, batches, model, sees=sees, is_counted=is_counted)
     rows = [row for rows in batches for row in rows]
     if algorithm.normalizes_batch:

@@ -20,10 +20,9 @@ from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.distributed.ranks import is_first_of_rows, parallel_dims
-from titan_rl.trainer.learning import LearningModel
 from titan_rl.trainer.model.sharded_model import make_sharded
 from titan_rl.trainer.objective.preparation import RowColumns
-from titan_rl.trainer.rank_interface import T, TrainerRank
+from titan_rl.trainer.rank_interface import LearningModel, T, TrainerRank
 from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen_worker import dealt
 from titan_rl.trainer.roles.learned_client import Columns, Samples, samples_of

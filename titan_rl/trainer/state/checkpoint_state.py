@@ -26,8 +26,7 @@ from titan_rl.trainer.model.optimizer import load_optimizer
 from titan_rl.trainer.state.plain_state import StateError, load_state, read_metadata, reason_of
 
 if TYPE_CHECKING:  # they bring TorchTitan along
-    from titan_rl.trainer.learning import LearningModel
-    from titan_rl.trainer.rank_interface import TrainerRank
+    from titan_rl.trainer.rank_interface import LearningModel, TrainerRank
     from titan_rl.trainer.roles.learned_role import LearnedRole
     from titan_rl.trainer.step.learner import Learner
 

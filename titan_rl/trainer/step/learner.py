@@ -36,7 +36,6 @@ from titan_rl.trainer.distributed.ranks import (
     parallel_dims,
     reduced,
 )
-from titan_rl.trainer.learning import LearningModel
 from titan_rl.trainer.model.optimizer import build_optimizer, set_optimizer
 from titan_rl.trainer.model.sharded_model import Columns, make_sharded
 from titan_rl.trainer.objective.nonfinite import find_nonfinite_samples
@@ -52,14 +51,13 @@ from titan_rl.trainer.objective.preparation import (
     RowColumns,
     as_array,
     completed,
-    is_refined,
     rows_without_gradient,
     with_advantages,
     with_placed_columns,
     with_role_columns,
 )
 from titan_rl.trainer.objective.whole_rollouts import JoinedLoss, joined_loss
-from titan_rl.trainer.rank_interface import T, TrainerRank
+from titan_rl.trainer.rank_interface import LearningModel, T, TrainerRank
 from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen import FrozenRole, roles_with_trainer
 from titan_rl.trainer.roles.joint_step import joint_step
@@ -184,7 +182,7 @@ class Learner(TrainerRank):
         algorithm, finders = self.algorithm, [role.find for role in self.roles.values()]
         if algorithm.needs.proximal:
             finders.append(self._find_proximal)
-        if not (finders or self.learned or is_refined(algorithm) or algorithm.normalizes_batch):
+        if not (finders or self.learned or algorithm.refines or algorithm.normalizes_batch):
             return batches
         return [completed(with_role_columns(self.policy.fit(rows), finders), self.zero_columns) for rows in batches]
 
@@ -368,7 +366,7 @@ class Learner(TrainerRank):
         """Recorded values of each row that this rank reports (mesh/telemetry/step_record.py)."""
         if self.gives != "logprob" or isinstance(result, BadNumbers):
             return {}
-        refined = self.learned is not None or is_refined(self.algorithm) or self.algorithm.normalizes_batch
+        refined = self.learned is not None or self.algorithm.refines or self.algorithm.normalizes_batch
         row_logprobs = {index: values for index, values in self.logprobs().items() if index < len(rows)}
         if not refined:
             return {index: values[None] for index, values in row_logprobs.items()}

@@ -78,7 +78,7 @@ def rates_of(device: str = DEFAULT, file: str | None = None, overrides: Mapping[
     """Rates of a device. ``file``: TOML of other rates; ``overrides``: go over both. Errors: ConfigError."""
     names = {name.casefold(): name for name in device_names()}
     if device.casefold() not in names:
-        raise ConfigError(f"--device {device!r} is unknown: {nearest(device, names.values())}; or give --rates FILE")
+        raise ConfigError(f"--device {device!r} is unknown: {nearest(device, names.values(), '--rates FILE')}")
     tables = published()
     of_file = read_toml(Path(file)) if file else {}
     return build_section(

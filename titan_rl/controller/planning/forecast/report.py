@@ -16,16 +16,23 @@ def forecast_lines(its: Forecast, days: float | None, steps: int) -> list[str]:
     """Lines about time and traffic of a step. ``days``: duration to count steps for; ``steps``: of the run."""
     scenario, batch = its.scenario, its.scenario.batch
     work = f"{batch.groups} x {batch.group_size} answers of {batch.answer:.0f} tokens to prompts of {batch.prompt:.0f}"
-    order = "sampling beside training" if its.is_beside else "one phase after the other"
+    order = "its phases overlap, as sampling goes on beside training" if its.is_beside else "one phase after the other"
     lines = [
         f"a step of {work}: {_seconds(its.seconds)}, {order} (staleness {scenario.staleness}):",
-        *(f"  {name:<17} {_seconds(seconds)}" for name, seconds in its.phases().items() if seconds > 0),
+        *(_phase(its, name, seconds) for name, seconds in its.phases().items() if seconds > 0),
         f"  trainer {_seconds(its.trainer)}, generators {_seconds(its.generators)} of a step; of all devices' time "
         f"{100 * its.idle:.0f} % is spent waiting; pipeline bubble {100 * its.training.bubble:.0f} %",
         f"  an engine runs {its.generating.requests:.0f} requests at once, a trainer rank {its.training.rows} rows",
         *_links(its),
     ]
     return [*lines, *_duration(its, days, steps)]
+
+
+def _phase(its: Forecast, name: str, seconds: float) -> str:
+    line = f"  {name:<17} {_seconds(seconds)}"
+    if name != "score" or its.is_beside or its.scored_beside < 0.05 * its.scoring:
+        return line
+    return f"{line}, and {_seconds(its.scored_beside)} of work beside sampling, where answers end early"
 
 
 def _links(its: Forecast) -> list[str]:
@@ -74,6 +81,7 @@ def as_json(its: Forecast) -> dict[str, Any]:
     return {
         "seconds": its.seconds,
         "phases": its.phases(),
+        "seconds_scored_beside": its.scored_beside,
         "seconds_trainer": its.trainer,
         "seconds_generators": its.generators,
         "idle_share": its.idle,

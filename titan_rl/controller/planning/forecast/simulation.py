@@ -180,7 +180,7 @@ def simulated(scenario: Scenario, steps: int = _STEPS, seed: int = 1) -> Simulat
     for step in range(steps):
         if step == _WARMING:
             began, waited, busy = now, 0.0, sum(engine.busy for engine in run.engines)
-        ready = run.sampled(step, now) + expected.scored_last
+        ready = run.sampled(step, now) + (expected.scored_last if expected.is_beside else expected.scored_after)
         waited += max(ready - now, 0.0)
         trained = max(ready, now) + scenario.rates.seconds_step + expected.turns + expected.trainer
         live = trained + expected.syncing.fetch

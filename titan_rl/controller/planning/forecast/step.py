@@ -96,7 +96,7 @@ class Forecast:
             return max(
                 self.generators, self.trainer + rest, self.scoring, self.way_round / (1 + self.scenario.staleness)
             )
-        return self.generators + self.scored_last + self.trainer + self.syncing.fetch + self.turns + rest
+        return self.generators + self.scored_after + self.trainer + self.syncing.fetch + self.turns + rest
 
     @cached_property
     def idle(self) -> float:
@@ -107,13 +107,23 @@ class Forecast:
         busy = scenario.layout.ranks * trains + engines * self.generators
         return max(1 - busy / (self.scenario.devices * self.seconds), 0.0)
 
+    @cached_property
+    def scored_after(self) -> float:
+        """Of a batch that is waited for, after its last token: also what sampling was too short for."""
+        return self.scored_last + max(self.scoring - self.scored_last - self.generating.alone, 0.0)
+
+    @property
+    def scored_beside(self) -> float:
+        """Of the scoring, what is done while other answers are sampled."""
+        return self.scoring if self.is_beside else self.scoring - self.scored_after
+
     def phases(self) -> dict[str, float]:
-        """In the order of a step."""
+        """In the order of a step; their sum is the step's seconds where one follows the other."""
         return {
             "prefill": self.generating.prefill,
             "decode": self.generating.decode,
             "tail": 0.0 if self.is_beside else self.generating.tail,
-            "score": self.scoring,
+            "score": self.scoring if self.is_beside else self.scored_after,
             "forward_backward": self.training.forward_backward,
             "optimizer": self.training.optimizer,
             "publish": self.syncing.publish,

@@ -9,7 +9,7 @@ import numpy as np
 from monarch.actor import Actor, concurrent_endpoint
 
 from titan_rl.data.types import Group, Prompt, Provenance, Rollout, Sampling, Turn
-from titan_rl.mesh.members.replica import actor_of
+from titan_rl.mesh.supervision.remote_call import actor_of
 
 _PROMPT, _ANSWER = 64, 32
 """Tokens."""

@@ -1,0 +1,1 @@
+"""Preferences by people: judgements of answers, their journal, alpha, and rows to train on."""
