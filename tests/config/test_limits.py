@@ -17,10 +17,10 @@ from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.controller.preflight import engine_checks
 from titan_rl.controller.preflight.checks import check, check_model, read_config, resolve
 from titan_rl.controller.preflight.engine_checks import (
+    cache_bytes,
     check_decoding,
     check_suite_decoding,
     kernel_notices,
-    kv_bytes,
 )
 from titan_rl.data.types import Prompt
 from titan_rl.environments.rollout.decoding import ThinkingBudget
@@ -48,7 +48,7 @@ def groups(pattern: str = ".*", name: str = "AdamW", **arguments) -> str:
     return f"[{{ pattern = '{pattern}', optimizer_name = '{name}', optimizer_kwargs = {{ {told} }} }}]"
 
 
-KV = kv_bytes(tiny_config(), num_positions(tiny_config()), "float32", 1) / 2**30
+KV = cache_bytes(tiny_config(), num_positions(tiny_config()), "float32", 1) / 2**30
 LIMITS = [
     # key, at its limits, beyond them
     ("rollout.temperature", [0.01, 2, 2.0], [0.0, 0.009, 2.001, 2.5, 100, -1, "inf", "nan"]),
@@ -275,11 +275,11 @@ def _rates(schedule, count: int) -> list[float]:
 
 def test_a_sliding_window_needs_no_more_than_its_full_layers():
     hf = SimpleNamespace(num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
-    everywhere = kv_bytes(hf, 100, "bfloat16", 1)
+    everywhere = cache_bytes(hf, 100, "bfloat16", 1)
     assert everywhere == 2 * 4 * 2 * 16 * 2 * 112
-    assert kv_bytes(hf, 100, "float32", 2) == everywhere
+    assert cache_bytes(hf, 100, "float32", 2) == everywhere
     hf.layer_types = ["sliding_attention", "full_attention"] * 2
-    assert kv_bytes(hf, 100, "bfloat16", 1) == everywhere // 2
+    assert cache_bytes(hf, 100, "bfloat16", 1) == everywhere // 2
 
 
 @pytest.mark.parametrize(

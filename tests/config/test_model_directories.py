@@ -17,7 +17,7 @@ import pytest
 import torch
 from family_models import CASES, make
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3_5ForConditionalGeneration
 from tree import TREE
 
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
@@ -42,9 +42,10 @@ from titan_rl.diagnostics.bench.weights.weight_pairs import batch_of
 from titan_rl.diagnostics.bench.weights.weight_speed import BENCH_ACTORS
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.families.registry import FAMILIES
 from titan_rl.models.spec import model_spec
-from titan_rl.models.weights.hf_weights import load_hf
+from titan_rl.models.weights.hf_weights import check_weights, load_hf
 from titan_rl.models.weights.peft_files import check_adapter
 from titan_rl.models.weights.shards import Shard, expected_shapes
 from titan_rl.trainer.titan_config import build_titan
@@ -404,10 +405,28 @@ def test_expected_names_and_shapes_are_those_of_the_built_model(tmp_path, archit
     assert_told_as_built(tmp_path)
 
 
-@pytest.mark.parametrize("case", [name for name, (kind, _) in CASES.items() if kind != "gpt_oss"])
+@pytest.mark.parametrize("case", [name for name, (kind, _) in CASES.items() if LAYERS[kind]])
 def test_so_they_are_of_every_family_that_the_table_tells(tmp_path, case):
     make(tmp_path, case)
     assert_told_as_built(tmp_path)
+
+
+SIGHT = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=32, num_position_embeddings=16)
+
+
+def test_a_model_with_vision_is_refused_with_a_mend_that_helps(tmp_path):
+    seeing, text = tmp_path / "seeing", tmp_path / "text"
+    words = SMALL | dict(vocab_size=101, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2, eos_token_id=1)
+    sizes = {f"linear_{kind}_head_dim": 8 for kind in ("key", "value")}
+    config = AutoConfig.for_model("qwen3_5", text_config=words | sizes, vision_config=SIGHT)
+    Qwen3_5ForConditionalGeneration(config).save_pretrained(seeing)
+    character_tokenizer().save_pretrained(seeing)
+    (seeing / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    _, mend, _ = refusal(seeing).split("`")
+    exec(f"from transformers import AutoTokenizer, Qwen3_5ForCausalLM; {mend}", {"path": seeing, "out": text})
+    load(text, "--task.style", "chat")
+    check_weights(model_spec(text), text)
+    assert AutoTokenizer.from_pretrained(text).chat_template == "{{ messages[0].content }}"
 
 
 # what belongs to a model

@@ -33,15 +33,19 @@ from titan_rl.trainer.titan_config import build_titan
 pytestmark = pytest.mark.usefixtures("process_group")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+BLOCKS = ("deepseek_v3", "deepseek_v3 yarn", "gpt_oss", "qwen3_5_text", "qwen3_next")
+"""Whose latents, sinks and states flash attention does not know."""
+OF_THEIR_OWN = ("deepseek", "phi3")
 FITTING = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
 """Heads of a multiple of 8."""
 every_case = pytest.mark.parametrize("case", CASES)
 
 
 def fitting(case: str) -> dict:
-    """``head_dim`` is none of Phi-3's keys."""
+    """``head_dim`` is none of Phi-3's keys, and DeepSeek's are others."""
     longrope = {"rope_parameters": CASES[case][1]["rope_parameters"] | _FACTORS} if "longrope" in case else {}
-    return {k: v for k, v in FITTING.items() if k != "head_dim" or not case.startswith("phi3")} | longrope
+    more = {"num_key_value_heads": 4} if case.startswith("deepseek") else {}
+    return {k: v for k, v in FITTING.items() if k != "head_dim" or not case.startswith(OF_THEIR_OWN)} | longrope | more
 
 
 _FACTORS = dict(short_factor=[1.0, 1.1, 1.2, 1.3, 1.5, 1.7], long_factor=[2.0, 3.0, 4.0, 5.0, 6.0, 8.0])
@@ -71,7 +75,7 @@ def test_flash_attention_is_chosen_where_it_fits(hopper, tmp_path, case):
     make(tmp_path / "fitting", case, **fitting(case))
     odd, fit = (model_spec(tmp_path / name).model for name in ("odd", "fitting"))
     assert attention_form(odd, CUDA, torch.bfloat16) == ("packed" if case == "phi3 longrope" else "blocks")
-    assert attention_form(fit, CUDA, torch.bfloat16) == ("blocks" if case == "gpt_oss" else "packed")
+    assert attention_form(fit, CUDA, torch.bfloat16) == ("blocks" if case in BLOCKS else "packed")
     assert attention_form(fit, CUDA, torch.float32) == attention_form(fit, CPU, torch.bfloat16) == "blocks"
 
 
@@ -92,7 +96,7 @@ def test_large_heads_need_the_shared_memory_of_some(hopper, monkeypatch, tmp_pat
     assert attention_form(spec, CUDA, torch.bfloat16) == "blocks"
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "gpt_oss"])  # its sinks are for blocks alone
+@pytest.mark.parametrize("case", [case for case in CASES if case not in BLOCKS])
 def test_both_forms_give_the_same_logits(tmp_path, case):
     make(tmp_path, case)
     config = load_config(None)

@@ -18,7 +18,8 @@ from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, split_name
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.channel.writer import WeightWriter, holdings
 from titan_rl.models.builtin.tiny import make_tiny
-from titan_rl.models.spec import read_hf_config
+from titan_rl.models.spec import model_spec, read_hf_config
+from titan_rl.models.weights.lora import linear_layers
 from titan_rl.models.weights.peft_files import CONFIG, WEIGHTS
 from titan_rl.models.weights.shards import is_adapter
 from titan_rl.trainer.model.lora_checks import check_lora
@@ -291,6 +292,16 @@ def test_experts_are_refused_by_name_and_left_out_by_default(moe):
     before = load_file(moe / "model.safetensors")
     changed = {name.split(".")[-2] for name, values in merged(learner).items() if not torch.equal(before[name], values)}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_projections_to_latents_and_gates_are_left_out(tmp_path):
+    make_family(tmp_path, "deepseek_v3")
+    named = linear_layers(model_spec(tmp_path)).keys()
+    assert named >= {"q_b_proj", "kv_b_proj", "o_proj", "gate_proj"}
+    assert not named & {"q_a_proj", "kv_a_proj_with_mqa", "gate"}
+    make_family(tmp_path / "next", "qwen3_next")
+    named = linear_layers(model_spec(tmp_path / "next")).keys()
+    assert "in_proj_qkvz" in named and not named & {"shared_expert_gate", "gate"}
 
 
 def test_an_output_projection_that_tensor_parallel_ranks_cannot_adapt_is_refused(tmp_path):

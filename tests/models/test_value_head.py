@@ -1,6 +1,7 @@
 """Value heads against transformers' models for sequence classification, in every family and spread over ranks."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +15,15 @@ from layout_ranks import Layout, run_layouts, whole_tensors
 from parity import TOLERANCE, distance
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-from titan_rl.config.load import load_config
+from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.controller.preflight.role_checks import check_roles
 from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.types import Row, Segment
 from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.layers.attention import plan_attention
 from titan_rl.models.spec import model_spec
 from titan_rl.models.value_head import check_value_weights, load_value_model, save_value_model, value_spec
@@ -83,6 +88,10 @@ class Values:
         return [values[index] for index in sorted(values)]
 
 
+CLASSIFIED = [case for case, (kind, _) in CASES.items() if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES]
+"""Critics of the others are refused."""
+
+
 def make_classifier(path: Path, case: str, dtype: torch.dtype = torch.float32):
     """A directory of transformers' own, and its model; the head is as wide awake as the rest."""
     make(path, case, dtype=dtype)
@@ -94,7 +103,7 @@ def make_classifier(path: Path, case: str, dtype: torch.dtype = torch.float32):
     return model
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CLASSIFIED)
 def test_values_are_those_of_transformers_at_every_position(tmp_path, case):
     model = make_classifier(tmp_path, case)
     check_value_weights(value_spec(model_spec(tmp_path)), tmp_path)
@@ -111,7 +120,7 @@ def test_values_are_those_of_transformers_at_every_position(tmp_path, case):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CLASSIFIED)
 def test_a_critic_comes_back_bit_for_bit_and_transformers_loads_it(tmp_path, case, dtype):
     source, out, again = tmp_path / "source", tmp_path / "out", tmp_path / "again"
     make_classifier(source, case, dtype)
@@ -120,7 +129,8 @@ def test_a_critic_comes_back_bit_for_bit_and_transformers_loads_it(tmp_path, cas
         save_value_model(values.shards, before, after, values.dtypes, CPU)
     first, last = load_file(source / "model.safetensors"), load_file(again / "model.safetensors")
     assert first.keys() == last.keys() and all(torch.equal(first[name], last[name]) for name in first)
-    assert all(last[name].dtype == dtype for name in last)
+    biases = {name for name in last if name.endswith("e_score_correction_bias")}  # always in float32
+    assert all(last[name].dtype == dtype for name in last.keys() - biases)
     model, notes = AutoModelForSequenceClassification.from_pretrained(again, output_loading_info=True)
     assert model.num_labels == 1 and not notes["missing_keys"] and not notes["unexpected_keys"]
 
@@ -220,6 +230,17 @@ def test_two_ranks_compute_the_gradients_of_one(spread, case):
         for tensor, wanted in alone.gradients.items():
             got = found["gradients"][tensor]
             assert (got - wanted).norm() <= 1e-5 * wanted.norm() + 1e-7, (name, tensor)
+
+
+@pytest.mark.parametrize(("name", "role"), [("ppo", "critic"), ("reward_model", "model")])
+@pytest.mark.parametrize("case", ["glm4", "glm4_moe"])
+def test_a_critic_that_transformers_could_not_load_is_refused(tmp_path, name, role, case):
+    make(tmp_path, case)
+    character_tokenizer().save_pretrained(tmp_path)
+    config = load_config(None, {"algorithm": {"name": name}, "model": {"path": str(tmp_path)}})
+    said = f"^{role}.path = .*'glm4_moe' has no class for sequence classification .*another family$"
+    with nullcontext() if case == "glm4" else pytest.raises(ConfigError, match=said):
+        check_roles(config, make_algorithm(config.algorithm, [], on_data=name == "reward_model"), None)
 
 
 @pytest.mark.parametrize("role", ["model", "reference", "teacher"])

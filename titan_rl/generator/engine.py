@@ -79,6 +79,13 @@ class _Sample:
     """(number of tokens generated before, policy version that generates the next ones), in order."""
 
 
+def _readable(error: BaseException) -> BaseException:
+    """Error that a process without the library it comes from can read: an actor's caller would wait for it forever."""
+    if type(error).__module__.split(".")[0] in ("builtins", "titan_rl"):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
 class GenerationEngine:
     """One engine for many callers. All methods may be called from any thread.
 
@@ -180,7 +187,7 @@ class GenerationEngine:
             checkpoint = [(name, tensor.shape) for name, tensor in stored_tensors(self._model_path).items()]
             started.set_result(self.on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
         except BaseException as error:  # raised in the constructor, which waits for this future
-            started.set_exception(error)
+            started.set_exception(_readable(error))
             return
         try:
             self._lead() if self._lockstep.is_leader else self._follow()

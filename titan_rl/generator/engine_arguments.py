@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
 from vllm.config import WeightTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
@@ -14,6 +15,8 @@ from titan_rl.generator import vllm_backend, vllm_loader
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest that vLLM's CPU attention accepts. Only full blocks of a prompt are shared, and the default is 128."""
+_CPU_LATENT_BLOCK_TOKENS = 16
+"""The only one that its kernel for latents accepts."""
 
 
 def engine_arguments(
@@ -47,19 +50,33 @@ def engine_arguments(
         skip_tokenizer_init=True,
         trust_remote_code=False,
         logprobs_mode="processed_logprobs",
-        # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler
-        hf_overrides={"head_dtype": "float32"},
+        # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler; routers
+        # (DeepSeek-V3's) and states of linear attention are in fp32 in the trainer, too
+        hf_overrides={"head_dtype": "float32", "moe_router_dtype": "float32"},
+        mamba_ssm_cache_dtype="float32",
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
-        **(_on_cpu(config, max_model_len) if on_cpu else _on_gpu(config, max_model_len, devices, sleeps)),
+        **(_on_cpu(config, max_model_len, model_path) if on_cpu else _on_gpu(config, max_model_len, devices, sleeps)),
         **parallel,
     )
 
 
-def _on_cpu(config: GeneratorConfig, max_model_len: int) -> dict[str, Any]:
+def _cache_on_cpu(model_path: str | Path) -> dict[str, Any]:
+    """Settings of a cache by the kind of a model's layers, of which a config.json may leave the defaults out."""
+    hf = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+    if getattr(hf, "kv_lora_rank", None) is not None:
+        # where a CPU has AMX, vLLM takes a kernel for latents by default that knows no fp32
+        return dict(attention_backend="CPU_MLA", block_size=_CPU_LATENT_BLOCK_TOKENS)
+    if "linear_attention" in (getattr(hf, "layer_types", None) or ()):
+        # vLLM shares states of linear attention among prompts only where it prefills them in parts
+        return dict(block_size=_CPU_BLOCK_TOKENS, enable_prefix_caching=False)
+    return dict(block_size=_CPU_BLOCK_TOKENS)
+
+
+def _on_cpu(config: GeneratorConfig, max_model_len: int, model_path: str | Path) -> dict[str, Any]:
     return dict(
         kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30),
-        block_size=_CPU_BLOCK_TOKENS,
+        **_cache_on_cpu(model_path),
         # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
         enable_chunked_prefill=False,
         max_num_batched_tokens=step_tokens(max_model_len, on_cpu=True),

@@ -28,6 +28,7 @@ from vllm.platforms import current_platform
 from titan_rl.compat.vllm.layers import forget_packed_experts
 from titan_rl.compat.vllm.loading import give_new_memory, has_weight_transfer, process_layer
 from titan_rl.generator.vllm_head import widen_head_once
+from titan_rl.generator.vllm_loader import round_parameters
 from titan_rl.generator.vllm_recording import Recorded, Target, record
 from titan_rl.mesh.channel.plan import Box
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
@@ -123,6 +124,7 @@ class ChannelEngine(WeightTransferEngine):
                 parameter.data.zero_()  # the rest is padding of the vocabulary, or a bias that another rank adds
         for fill in fills:
             fill.run(module)
+        round_parameters(module, self.model_config.dtype)
         if current_platform.is_cpu():
             forget_packed_experts(module)
         process_layer(module)

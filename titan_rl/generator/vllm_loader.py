@@ -6,6 +6,7 @@ index every ``*.safetensors``, of which the last wins. How linear layers are pac
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from vllm.config import ModelConfig, VllmConfig
@@ -16,6 +17,8 @@ from titan_rl.config.model_directory.directory import weight_files
 from titan_rl.generator.vllm_linear import widen_linears
 
 FORMAT = "titan_rl"
+_EXACT = "e_score_correction_bias"
+"""A router's bias, which the trainer has in fp32, too: it is a buffer there."""
 
 
 class DirectoryLoader(FileLoader):
@@ -29,7 +32,19 @@ class DirectoryLoader(FileLoader):
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """Load the checkpoint's tensors; vLLM packs them afterwards."""
         super().load_weights(model, model_config)
+        round_parameters(model, model_config.dtype)
         widen_linears(model, self._max_num_seqs)
+
+
+@torch.no_grad()
+def round_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round to ``dtype`` what vLLM holds in fp32 whatever the model is in, such as ``A_log`` and GLM-4.5's gates.
+
+    The trainer multiplies by all weights in its compute dtype; half a percent of a decay would be a disagreement.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dtype == torch.float32 != dtype and not name.endswith(_EXACT):
+            parameter.copy_(parameter.to(dtype))
 
 
 def register() -> None:

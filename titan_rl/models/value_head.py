@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from titan_rl.config.model_directory.directory import read_object, stored_tensors
 from titan_rl.config.model_directory.weight_checks import VALUE_HEAD, check_value_names
 from titan_rl.models.layers.layer_configs import FROM_FILE
-from titan_rl.models.weights.hf_weights import load_hf, save_hf
+from titan_rl.models.weights.hf_weights import load_hf, model_tensors, save_hf
 from titan_rl.models.weights.shards import Shard, decoder_of, expected_shapes
 
 
@@ -64,6 +64,15 @@ def value_spec(spec: ModelSpec) -> ModelSpec:
     return replace(spec, model=model, state_dict_adapter=_value_names(spec.state_dict_adapter))
 
 
+def check_has_classifier(model_type: str) -> None:
+    """Errors: ValueError for a model type without a class for sequence classification in transformers."""
+    if model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        raise ValueError(
+            f"model type {model_type!r} has no class for sequence classification in transformers, so nobody could load "
+            f"a critic or reward model of it: take one of another family"
+        )
+
+
 def has_value_head(spec: ModelSpec) -> bool:
     return isinstance(decoder_of(spec).lm_head, ValueHead.Config)
 
@@ -88,7 +97,7 @@ def check_value_weights(spec: ModelSpec, path: str | Path) -> None:
     """Check a directory for a value model; ``spec``: with a value head.
 
     Errors: ValueError if it holds neither such a model nor one that differs by its head alone."""
-    check_value_names(stored_tensors(path), expected_shapes(spec))
+    check_value_names(model_tensors(spec, path), expected_shapes(spec))
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """On GPUs: who is where, what each process holds there, and what is left for KV caches."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +15,7 @@ from titan_rl.controller.planning.memory_plan import GIB
 from titan_rl.controller.preflight.checks import resolve
 from titan_rl.controller.session import Session
 from titan_rl.mesh.resources.devices import Seat, seats_of
+from titan_rl.models.builtin.tiny import make_tiny
 
 
 def planned(machine: Machine, **sections) -> DevicePlan:
@@ -191,7 +191,8 @@ def test_vllm_s_settings(on_cpu, monkeypatch, tmp_path):
 
     monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: on_cpu, raising=False)
     config = GeneratorConfig(tensor_parallel=2, kv_cache_gib=3.0, gpu_memory_utilization=0.25)
-    made = arguments.engine_arguments(config, Path("model"), 512, () if on_cpu else (2, 3))
+    make_tiny(tmp_path, seed=1, num_layers=1)
+    made = arguments.engine_arguments(config, tmp_path, 512, () if on_cpu else (2, 3))
     assert made.kv_cache_memory_bytes == 3 * GIB
     if on_cpu:
         assert (made.enable_chunked_prefill, made.async_scheduling, made.device_ids) == (False, False, None)

@@ -1,10 +1,13 @@
 """What a run will hold is told by arithmetic before it starts, and what cannot fit is refused then."""
 
 import pytest
+import torch
+from family_models import make
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.planning import memory_plan
 from titan_rl.controller.planning.memory_plan import (
+    activations,
     check_memory,
     fit_into_memory,
     held_at_once,
@@ -13,8 +16,11 @@ from titan_rl.controller.planning.memory_plan import (
 )
 from titan_rl.controller.preflight.checks import check, read_config
 from titan_rl.controller.session import Session
-from titan_rl.models.spec import spec_of
+from titan_rl.data.types import Segment
+from titan_rl.models.layers.gated_delta_net import causal_convolution, gated_delta_rule, plan_recurrence
+from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.models.weights.shards import expected_shapes
+from titan_rl.trainer.titan_config import build_titan
 
 GIB = 2**30
 
@@ -55,6 +61,29 @@ def test_a_reference_is_one_more_model_but_never_trained(num_parameters):
     plain, beside = needs_of()["trainer"], needs_of(algorithm={"kl_coefficient": 0.1})["trainer"]
     assert beside["weights"] == plain["weights"] + 4 * num_parameters
     assert beside["moments"] == plain["moments"] and beside["snapshots"] == plain["snapshots"]
+
+
+def test_a_delta_rule_keeps_what_the_plan_counts(tmp_path):
+    """Of 3 layers, 2 have linear attention, of 2 heads of keys and 6 of values; made again, one is there at a time."""
+    make(tmp_path, "qwen3_next", linear_key_head_dim=48, linear_value_head_dim=32)
+    hf, training = read_hf_config(tmp_path), build_titan(load_config(None)).training
+    plan, kept = plan_recurrence([Segment(0, 256)], torch.device("cpu")), {}
+    shapes = {"mixed": (2 * 2 * 48 + 6 * 32,), "q": (6, 48), "k": (6, 48), "v": (6, 32), "decay": (6,), "beta": (6,)}
+    columns = {name: torch.rand(256, *shape).bfloat16().requires_grad_() for name, shape in shapes.items()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        held = [causal_convolution(columns.pop("mixed"), torch.rand(384, 1, 4).bfloat16().requires_grad_(), plan)]
+        held.append(gated_delta_rule(*columns.values(), plan))
+    training.seq_len, found = 256, sum(storage.nbytes() for storage in kept.values())
+    with_states = [activations(hf, training, is_kept) for is_kept in (True, False)]
+    hf.layer_types = ["full_attention"] * 3
+    without = [activations(hf, training, is_kept) for is_kept in (True, False)]
+    told = [more - less for more, less in zip(with_states, without, strict=True)]
+    assert told == [pytest.approx(2 * found, rel=0.02), pytest.approx(found, rel=0.02)]
 
 
 def test_engines_are_counted_each():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from family_models import EVEN, make
+from family_models import even, make
 from layout_ranks import (
     MODELS,
     NUM_STEPS,
@@ -35,8 +35,8 @@ LAYOUTS = {
 }
 ALL = {name: layout for layouts in LAYOUTS.values() for name, layout in layouts.items()}
 SPREAD = [name for name, layout in ALL.items() if name not in LAYOUTS[1] and not layout.start_from]
-FAMILIES = {"phi3 window": ("tp",), "gpt_oss": ("tp",), "olmo2": ("tp",)}
-TARGETS = {"gpt_oss": ["q_proj", "k_proj", "v_proj"]}
+FAMILIES = {"phi3 window": ("tp",), "gpt_oss": ("tp",), "olmo2": ("tp",), "deepseek_v3": ("tp",)}
+TARGETS = {"gpt_oss": ["q_proj", "k_proj", "v_proj"], "deepseek_v3": ["q_b_proj", "kv_b_proj", "o_proj", "gate_proj"]}
 """Where not all can have adapters under tensor parallelism."""
 
 
@@ -62,7 +62,7 @@ def studies(tmp_path_factory) -> Studies:
 
 
 def adapted(name: str) -> bool:
-    return name.endswith("_proj.weight") and "experts" not in name
+    return name.endswith("_proj.weight") and ".experts." not in name
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -127,7 +127,7 @@ def spread(tmp_path_factory):
     """A step of families that do things in their own way, by two processes; and by one."""
     folder = tmp_path_factory.mktemp("families")
     for case in FAMILIES:
-        make(folder / "models" / case, case, scale=0.15, **EVEN)  # as test_families.py does
+        make(folder / "models" / case, case, scale=0.15, **even(case))  # as test_families.py does
     layouts = {
         f"{case}, {kind}": Layout(case, parallelism(**{kind: 2}), lora=_lora(case))
         for case, kinds in FAMILIES.items()

@@ -129,6 +129,12 @@ def check_config(config: dict[str, Any], *, own_family: bool, any_head: bool = F
         raise ValueError(f"model_type = {model_type!r} in config.json: give the name of the model's type")
     check_plain_weights(config)
     if not own_family:
+        if model_type == "qwen3_5":
+            raise ValueError(
+                "model type 'qwen3_5' sees images, too: save its text part, which is trained here, and its tokenizer "
+                "by transformers (`Qwen3_5ForCausalLM.from_pretrained(path).save_pretrained(out, "
+                "save_original_format=False); AutoTokenizer.from_pretrained(path).save_pretrained(out)`)"
+            )
         if model_type not in LAYERS:
             raise ValueError(
                 f"model type {model_type!r} is not supported: use one of {', '.join(LAYERS)}, or give a family of your "

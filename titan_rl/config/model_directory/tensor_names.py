@@ -40,15 +40,20 @@ _EXPERTS = {
     "mlp.experts.{}.down_proj.weight": ("hidden_size", "moe_intermediate_size"),
 }
 LAYERS: dict[str, dict[str, Shape]] = {
+    "deepseek_v3": {},  # left to the built model, as all whose layers differ
     "gemma3_text": _GEMMA3_NORMS | _ATTENTION | _QK_NORM | _SWIGLU,
-    "gpt_oss": {},  # left to the built model
+    "glm4": {},
+    "glm4_moe": {},
+    "gpt_oss": {},
     "llama": _NORMS | _ATTENTION | _SWIGLU,
     "mistral": _NORMS | _ATTENTION | _SWIGLU,
     "olmo2": _AROUND | _ATTENTION | _WHOLE_QK_NORM | _SWIGLU,
     "phi3": _NORMS | _PHI3,
     "qwen2": _NORMS | _ATTENTION | _BIASES | _SWIGLU,
     "qwen3": _NORMS | _ATTENTION | _QK_NORM | _SWIGLU,
+    "qwen3_5_text": {},
     "qwen3_moe": _NORMS | _ATTENTION | _QK_NORM | _EXPERTS,
+    "qwen3_next": {},
 }
 """By ``model_type``, for all that ``models/families/registry.py`` builds: a layer's tensors, and the sizes in
 config.json that their shapes are made of."""
@@ -60,8 +65,8 @@ def head_size(config: dict[str, Any]) -> int:
 
 
 def num_experts(config: dict[str, Any]) -> int | None:
-    """Under the name that Qwen gave it, or the one that transformers writes."""
-    return config.get("num_experts") or config.get("num_local_experts")
+    """Under the name that Qwen gave it, the one that transformers writes, or DeepSeek's."""
+    return config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts")
 
 
 def is_tied(config: dict[str, Any]) -> bool:

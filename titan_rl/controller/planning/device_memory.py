@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 from titan_rl.config.device_defaults import GPU_STEP_TOKENS
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.controller.planning.memory_plan import GIB, GRADIENT, MOMENTS, WEIGHT, Size, activations, bytes_of
+from titan_rl.controller.preflight.engine_checks import cache_bytes
 from titan_rl.mesh.channel.memory.region import NUM_SLOTS
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -15,8 +16,6 @@ _LIBRARIES = {"trainer": 1.5, "generator": 2.5}
 """GiB of a process: CUDA's context, what NCCL, cuBLAS and the allocator hold, an engine's graphs. Not measured."""
 _CONTEXT = 0.5
 """GiB of another process's context, on a GPU whose memory it maps. Not measured."""
-_BLOCK_TOKENS = 16
-"""Of vLLM's KV cache on a GPU."""
 
 Bytes = dict[str, float]
 """By reason."""
@@ -91,9 +90,6 @@ def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig) ->
 
 
 def kv_bytes(hf: PreTrainedConfig, generator: GeneratorConfig, tokens: int, requests: int = 1) -> float:
-    """Bytes of KV cache for ``requests`` of ``tokens`` tokens in one engine rank."""
-    heads = max(hf.num_key_value_heads // generator.tensor_parallel, 1)
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    blocks = -(-(tokens + 1) // _BLOCK_TOKENS)
-    each = 2 * hf.num_hidden_layers * heads * head_dim * bytes_of(generator.dtype)
-    return float(requests * blocks * _BLOCK_TOKENS * each)
+    """Bytes of cache for ``requests`` of ``tokens`` tokens in one engine rank, and for the token that is sampled."""
+    each = cache_bytes(hf, tokens + 1, generator.dtype, generator.tensor_parallel, windows=True)
+    return float(requests * each)

@@ -22,6 +22,7 @@ from titan_rl.mesh.channel.transports import ON_GPU
 from titan_rl.mesh.resources.devices import TRAINER
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families.registry import Family
+from titan_rl.models.layers.gated_delta_net import CHUNK
 from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.trainer.roles.names import learned_role, needed_roles
 from titan_rl.trainer.state.snapshot_kinds import spares_memory
@@ -81,7 +82,7 @@ class Size:
         experts: Counter[str] = Counter()
         for name, count in counts:
             if name.startswith("layers."):
-                (experts if "experts." in name else layers)[name.split(".")[1]] += count
+                (experts if "routed_experts." in name else layers)[name.split(".")[1]] += count
         parameters = sum(count for _, count in counts)
         around = parameters - layers.total() - experts.total()
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -247,7 +248,22 @@ def activations(hf: PreTrainedConfig, training: TrainingConfig, is_kept: bool) -
     if is_kept:
         width = 10 * width + 3 * getattr(hf, "intermediate_size", 4 * width)
     layers = training.seq_len * hf.num_hidden_layers * width * bytes_of(training.mixed_precision_param)
+    states = (getattr(hf, "layer_types", None) or []).count("linear_attention")
+    if states:
+        layers += training.seq_len * (states if is_kept else 1) * _recurrence(hf)  # made again for a layer at a time
     return layers + 8 * hf.vocab_size * hf.hidden_size + 2**27
+
+
+def _recurrence(hf: PreTrainedConfig) -> float:
+    """Bytes that a layer of linear attention keeps of a token for its backward, in fp32, without padding.
+
+    Counted from models/layers/gated_delta_net.py: copies of queries and keys by head of values, a chunk's matrices, a
+    state for each chunk, and three for the convolution.
+    """
+    heads, keys, values = hf.linear_num_value_heads, hf.linear_key_head_dim, hf.linear_value_head_dim
+    mixed = 2 * hf.linear_num_key_heads * keys + heads * values
+    rule = heads * (12 * keys + 3 * values + keys * values / CHUNK + 6 * CHUNK)
+    return torch.float32.itemsize * (rule + 3 * mixed)
 
 
 def _generators(config: Config, hf: PreTrainedConfig, parameters: int) -> Need:

@@ -1,5 +1,6 @@
 """What engines cannot do, or the trainer cannot follow: checked before any process starts."""
 
+from importlib.util import find_spec
 from math import ceil
 
 import torch
@@ -24,6 +25,10 @@ from titan_rl.models.layers.rope import num_positions
 
 _BLOCK_TOKENS = 16
 """The smallest number of tokens that vLLM stores together."""
+_CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""What its CPU kernel for latent attention is compiled for."""
+_CPU_STATES = ((64, 64), (128, 128))
+"""Features of keys and values that its CPU kernel for linear attention takes."""
 
 
 def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: bool) -> None:
@@ -36,7 +41,14 @@ def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: 
             f"generator.max_num_seqs = {generator.max_num_seqs} is more than the {most} tokens of one engine step: "
             f"lower it"
         )
-    needed = kv_bytes(hf, max_model_len, generator.dtype, generator.tensor_parallel) / 2**30
+    if hf.model_type == "qwen3_5_text" and find_spec("torchvision") is None:
+        raise ConfigError(
+            "vLLM's class for model type 'qwen3_5_text' needs torchvision, also for text, and it is not installed: "
+            "install the build that belongs to this torch"
+        )
+    if on_cpu:
+        _check_cpu_kernels(hf, generator.dtype)
+    needed = cache_bytes(hf, max_model_len, generator.dtype, generator.tensor_parallel) / 2**30
     if 0 < generator.kv_cache_gib < needed:
         raise ConfigError(
             f"generator.kv_cache_gib = {generator.kv_cache_gib:g} cannot hold one rollout of {max_model_len} tokens, "
@@ -106,10 +118,56 @@ def kernel_notices(config: Config, *, on_cpu: bool) -> list[str]:
     return [f"{key}: the trainer computes log-probabilities by model.kernel = 'reference', which has penalties"]
 
 
-def kv_bytes(hf: PreTrainedConfig, num_tokens: int, dtype: str, ranks: int) -> int:
-    """Least bytes of KV cache for ``num_tokens`` on each rank; sliding-window layers count as none."""
+def _check_cpu_kernels(hf: PreTrainedConfig, dtype: str) -> None:
+    """Errors: ConfigError for layers that vLLM 0.32 has no kernel for on a CPU."""
+    if "linear_attention" in (getattr(hf, "layer_types", None) or ()):
+        _check_cpu_states(hf, dtype)
+    for key, size in _CPU_LATENTS.items():
+        if getattr(hf, "kv_lora_rank", None) is not None and getattr(hf, key) != size:
+            raise ConfigError(
+                f"the model's {key} = {getattr(hf, key)} has no latent attention in vLLM for CPUs, only {size}: use "
+                f"another model, or a GPU"
+            )
+
+
+def _check_cpu_states(hf: PreTrainedConfig, dtype: str) -> None:
+    if dtype != "bfloat16":
+        raise ConfigError(
+            f"generator.dtype = {dtype!r}: vLLM computes linear attention (layer_types) on a CPU in bfloat16 alone; "
+            f"set generator.dtype = 'bfloat16'"
+        )
+    sizes = hf.linear_key_head_dim, hf.linear_value_head_dim
+    if sizes not in _CPU_STATES:
+        raise ConfigError(
+            f"the model's linear_key_head_dim, linear_value_head_dim = {sizes} have no linear attention in vLLM for "
+            f"CPUs, only {' and '.join(map(str, _CPU_STATES))}: use another model, or a GPU"
+        )
+
+
+def cache_bytes(hf: PreTrainedConfig, num_tokens: int, dtype: str, ranks: int, *, windows: bool = False) -> int:
+    """Bytes of cache that a request of ``num_tokens`` takes on each rank: keys and values, or latents, and states.
+
+    ``windows``: whether layers with a sliding window count, as if they kept all tokens; without, it is a lower bound.
+    """
     kinds = getattr(hf, "layer_types", None) or ["full_attention"] * hf.num_hidden_layers
-    layers = sum(kind == "full_attention" for kind in kinds)
+    element, blocks = getattr(torch, dtype).itemsize, ceil(num_tokens / _BLOCK_TOKENS)
+    layers = sum(kind == "full_attention" or (windows and kind != "linear_attention") for kind in kinds)
+    of_tokens = layers * _token_width(hf, ranks) * element * _BLOCK_TOKENS * blocks
+    states = kinds.count("linear_attention")
+    return of_tokens + (states * _state_bytes(hf, element) // ranks if states else 0)
+
+
+def _token_width(hf: PreTrainedConfig, ranks: int) -> int:
+    """Numbers that a layer of attention keeps of a token."""
+    if (latents := getattr(hf, "kv_lora_rank", None)) is not None:
+        return latents + hf.qk_rope_head_dim
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    width = 2 * layers * max(hf.num_key_value_heads // ranks, 1) * head_dim
-    return width * getattr(torch, dtype).itemsize * _BLOCK_TOKENS * ceil(num_tokens / _BLOCK_TOKENS)
+    return 2 * max(hf.num_key_value_heads // ranks, 1) * head_dim
+
+
+def _state_bytes(hf: PreTrainedConfig, element: int) -> int:
+    """Bytes that a layer of linear attention keeps of a request: a state in fp32, and inputs of the convolution."""
+    keys, values = (getattr(hf, f"linear_{kind}_head_dim") for kind in ("key", "value"))
+    mixed = 2 * hf.linear_num_key_heads * keys + hf.linear_num_value_heads * values
+    state = hf.linear_num_value_heads * keys * values
+    return state * torch.float32.itemsize + mixed * (hf.linear_conv_kernel_dim - 1) * element

@@ -9,7 +9,7 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
-from titan_rl.models.value_head import check_value_weights, value_spec
+from titan_rl.models.value_head import check_has_classifier, check_value_weights, value_spec
 from titan_rl.trainer.model.layout import check_compile, check_layout
 from titan_rl.trainer.roles.names import FROZEN, LEARNED, num_words
 from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan, role_titan
@@ -18,6 +18,8 @@ from titan_rl.trainer.titan_limits import check_length, check_patterns
 
 def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
     """Errors: ConfigError for a role that cannot be built or laid out, or that has other tokens than the policy."""
+    if algorithm.head == "value" and family is None:
+        _check_classifier("model", config)
     for role in FROZEN:
         settings, setting = getattr(config, role), f"algorithm.name = {config.algorithm.name!r}"
         if not getattr(algorithm.needs, role):
@@ -90,6 +92,17 @@ def _check_learned(config: Config, role: str, family: Family | None) -> None:
             raise ConfigError(f"{role}.path = {path!r}: {' '.join(str(error).split())}") from None
     _check_model(config, role, family)
     _check_groups(config, role, titan, family)
+    if role == "critic" and family is None:
+        _check_classifier(role, config)
+
+
+def _check_classifier(role: str, config: Config) -> None:
+    """``role``: whose model gets a value head, of a family that transformers must know by then."""
+    path = getattr(config, role).path or config.model.path
+    try:
+        check_has_classifier((tiny_config() if path == "tiny" else read_hf_config(path)).model_type)
+    except ValueError as error:
+        raise ConfigError(f"{role}.path = {path!r}: {error}") from None
 
 
 def _check_groups(config: Config, role: str, titan: TitanConfig, family: Family | None) -> None:

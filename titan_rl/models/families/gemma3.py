@@ -11,16 +11,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torchtitan.models.common import Embedding, FeedForward
-from torchtitan.models.common.attention import AttentionMasksType, GQAttention
-from torchtitan.models.common.decoder_sharding import norm_config
-from torchtitan.models.common.nn_modules import RMSNorm
-from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.qwen3.model import Qwen3Model
 from transformers import PreTrainedConfig
 
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.attention import PackedAttention
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
-from titan_rl.models.layers.memory_saving import LeanRMSNorm, rms_norm
+from titan_rl.models.layers.layer_configs import shifted_norm
+from titan_rl.models.layers.sandwich import NORMS, SandwichBlock, shard_output_norms
 
 REQUIRED = {
     "attention_bias": False,
@@ -29,18 +28,6 @@ REQUIRED = {
     "final_logit_softcapping": None,
     "use_bidirectional_attention": False,
 }
-
-
-class ShiftedNorm(LeanRMSNorm):
-    """RMSNorm with a scale of 1 + weight."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(LeanRMSNorm.Config):
-        pass
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.eps is not None, "TorchTitan's config has a number"
-        return rms_norm(x, self.weight.float() + 1.0, self.eps)
 
 
 class ScaledEmbedding(Embedding):
@@ -64,23 +51,6 @@ class GeluFeedForward(FeedForward):
         return self.w2(F.gelu(self.w1(x), approximate="tanh") * self.w3(x))
 
 
-class Gemma3Block(Qwen3TransformerBlock):
-    @dataclass(kw_only=True, slots=True)
-    class Config(Qwen3TransformerBlock.Config):
-        post_attention_norm: RMSNorm.Config
-        post_ffn_norm: RMSNorm.Config
-
-    def __init__(self, config: Config):
-        super().__init__(config)
-        self.post_attention_norm, self.post_ffn_norm = config.post_attention_norm.build(), config.post_ffn_norm.build()
-
-    def forward(
-        self, x: torch.Tensor, attention_masks: AttentionMasksType | None, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        x = x + self.post_attention_norm(self.attention(self.attention_norm(x), attention_masks, positions))
-        return x + self.post_ffn_norm(self.feed_forward(self.ffn_norm(x)))
-
-
 class PackedGemma3(PackedDecoder, Qwen3Model):
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):
@@ -88,18 +58,12 @@ class PackedGemma3(PackedDecoder, Qwen3Model):
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             Qwen3Model.Config.update_from_config(self, config=config, **kwargs)
-            sharding = norm_config(enable_sp=config.parallelism.enable_sequence_parallel)
-            for layer in self.layers:
-                layer.post_attention_norm.sharding_config = layer.post_ffn_norm.sharding_config = sharding
-
-
-def norm(hf: PreTrainedConfig, size: int) -> ShiftedNorm.Config:
-    return ShiftedNorm.Config(normalized_shape=size, eps=hf.rms_norm_eps, param_init=layer_configs.FROM_FILE)
+            shard_output_norms(self.layers, enable_sp=config.parallelism.enable_sequence_parallel)
 
 
 def attention(hf: PreTrainedConfig, layer: int) -> GQAttention.Config:
     config = layer_configs.attention(hf, layer, rope_type=hf.layer_types[layer])
-    config.qk_norm = norm(hf, layer_configs.head_size(hf))
+    config.qk_norm = shifted_norm(hf, layer_configs.head_size(hf))
     assert isinstance(config.inner_attention, PackedAttention.Config)
     config.inner_attention.scale = hf.query_pre_attn_scalar**-0.5
     return config
@@ -110,12 +74,16 @@ def feed_forward(hf: PreTrainedConfig) -> GeluFeedForward.Config:
     return GeluFeedForward.Config(w1=linears.w1, w2=linears.w2, w3=linears.w3)
 
 
-def layer_config(hf: PreTrainedConfig, layer: int, *, block: type) -> Gemma3Block.Config:
-    names = ("attention_norm", "post_attention_norm", "ffn_norm", "post_ffn_norm")
-    norms = {name: norm(hf, hf.hidden_size) for name in names}
+def layer_config(hf: PreTrainedConfig, layer: int, *, block: type) -> SandwichBlock.Config:
+    norms = {name: shifted_norm(hf, hf.hidden_size) for name in NORMS}
     return block.Config(attention=attention(hf, layer), feed_forward=feed_forward(hf), **norms)
 
 
 gemma3_config = partial(
-    decoder_config, model=PackedGemma3, block=Gemma3Block, layer=layer_config, norm=norm, embedding=ScaledEmbedding
+    decoder_config,
+    model=PackedGemma3,
+    block=SandwichBlock,
+    layer=layer_config,
+    norm=shifted_norm,
+    embedding=ScaledEmbedding,
 )

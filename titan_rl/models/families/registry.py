@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.deepseek_v3.parallelize import parallelize_deepseekv3
 from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
 from torchtitan.models.llama3.parallelize import parallelize_llama
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
@@ -20,11 +21,19 @@ from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import resolve
-from titan_rl.models.families import gemma3, gpt_oss, olmo2, phi3
+from titan_rl.models.families import deepseek_v3, gemma3, glm4, gpt_oss, olmo2, phi3, qwen3_5
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
 from titan_rl.models.layers.moe import moe_config
-from titan_rl.models.weights.names import Gemma3Names, GptOssNames, Names, Olmo2Names
+from titan_rl.models.weights.names import (
+    DeepSeekV3Names,
+    Gemma3Names,
+    Glm4Names,
+    GptOssNames,
+    Names,
+    Olmo2Names,
+    Qwen35Names,
+)
 
 REQUIRED: Mapping[str, object] = {
     "attention_bias": False,
@@ -87,7 +96,12 @@ _qwen3_config = partial(
 )
 
 FAMILIES = {
+    "deepseek_v3": Family(
+        deepseek_v3.deepseek_v3_config, parallelize_deepseekv3, DeepSeekV3Names, required=deepseek_v3.REQUIRED
+    ),
     "gemma3_text": Family(gemma3.gemma3_config, parallelize_qwen3, Gemma3Names, required=gemma3.REQUIRED),
+    "glm4": Family(glm4.glm4_config, parallelize_llama, Glm4Names, required=glm4.REQUIRED),
+    "glm4_moe": Family(partial(glm4.glm4_moe_config, model=PackedQwen3), parallelize_qwen3, required=glm4.REQUIRED),
     "gpt_oss": Family(gpt_oss.gpt_oss_config, parallelize_qwen3, GptOssNames, required=gpt_oss.REQUIRED),
     "llama": Family(_llama_config, parallelize_llama),
     "mistral": Family(_llama_config, parallelize_llama),
@@ -97,6 +111,10 @@ FAMILIES = {
         partial(_llama_config, attention=partial(layer_configs.attention, qkv_bias=True)), parallelize_llama
     ),
     "qwen3": Family(_qwen3_config, parallelize_qwen3),
+    **dict.fromkeys(
+        ("qwen3_5_text", "qwen3_next"),
+        Family(qwen3_5.qwen3_5_config, parallelize_qwen3, Qwen35Names, required=qwen3_5.REQUIRED),
+    ),
     "qwen3_moe": Family(partial(_qwen3_config, moe=moe_config), parallelize_qwen3),
 }
 """By ``model_type``."""

@@ -16,9 +16,10 @@ import titan_rl.models.lazy_compile  # noqa: F401  (before TorchTitan)
 
 # isort: split
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,8 @@ from titan_rl.kernels.packed_attention import (
     plan_packed,
 )
 from titan_rl.models.layers.cpu_attention import scaled_dot_product_attention
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,18 @@ class BlockPlan:
     blocks: list[Block]
     output_T: torch.Tensor
     """The place of each token of the row in the blocks' concatenated outputs."""
-    _masks: dict[tuple[int | None, bool], list[torch.Tensor | None]] = field(default_factory=dict, repr=False)
+    segments: list[Segment]
+    _made: dict[tuple, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, key: tuple, make: Callable[[], Made]) -> Made:
+        """What layers of a kind make of a row, cached by ``key``."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def masks(self, window: int | None, sink: bool = False) -> list[torch.Tensor | None]:
         """Masks of all blocks, cached by window."""
-        if (window, sink) not in self._masks:
-            self._masks[window, sink] = [block.mask(window, sink) for block in self.blocks]
-        return self._masks[window, sink]
+        return self.once(("masks", window, sink), lambda: [block.mask(window, sink) for block in self.blocks])
 
 
 AttentionPlan = BlockPlan | PackedPlan
@@ -152,7 +160,7 @@ def _plan_blocks(segments: list[Segment], num_tokens: int, device: torch.device)
         offset += block.valid_DQ.numel()
         blocks.append(block.to(device))
     assert int(output_T.min()) >= 0, "a token of the row belongs to no segment"
-    return BlockPlan(blocks, output_T.to(device))
+    return BlockPlan(blocks, output_T.to(device), segments)
 
 
 def _ranges(segment: Segment) -> list[tuple[int, int]]:
@@ -276,7 +284,9 @@ def why_blocks(model_config: Decoder.Config, device: torch.device, dtype: torch.
         if isinstance(attention, GQAttention.Config) and type(attention.inner_attention) is PackedAttention.Config
     ]
     if len(supported) != len(layers):
-        return "the model has attention of its own, such as sinks, which flash attention does not know"
+        return (
+            "the model has attention of its own, such as sinks, latents or states, which flash attention does not know"
+        )
     largest = largest_head(device)
     for size in sorted({attention.qkv_linear.head_dim for attention in supported}):
         if not fits_flash(dtype, size, largest):

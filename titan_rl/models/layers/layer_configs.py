@@ -6,7 +6,7 @@ Weights always come from a file, so nothing is initialized.
 from collections.abc import Callable
 from typing import Any
 
-from torchtitan.models.common.attention import GQAttention, QKVLinear
+from torchtitan.models.common.attention import BaseAttention, GQAttention, QKVLinear
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder import TransformerBlock
 from torchtitan.models.common.moe import MoE
@@ -14,7 +14,7 @@ from torchtitan.models.common.param_init import skip_param_init
 from transformers import PreTrainedConfig
 
 from titan_rl.models.layers.attention import PackedAttention
-from titan_rl.models.layers.memory_saving import LeanFeedForward, LeanRMSNorm
+from titan_rl.models.layers.memory_saving import LeanFeedForward, LeanRMSNorm, ShiftedNorm
 from titan_rl.models.layers.rope import rope_config
 
 FROM_FILE = {"weight": skip_param_init, "bias": skip_param_init}
@@ -35,6 +35,10 @@ def window(hf: PreTrainedConfig, layer: int) -> int | None:
 
 def norm(hf: PreTrainedConfig, size: int) -> LeanRMSNorm.Config:
     return LeanRMSNorm.Config(normalized_shape=size, eps=hf.rms_norm_eps, param_init=FROM_FILE)
+
+
+def shifted_norm(hf: PreTrainedConfig, size: int) -> ShiftedNorm.Config:
+    return ShiftedNorm.Config(normalized_shape=size, eps=hf.rms_norm_eps, param_init=FROM_FILE)
 
 
 def attention(
@@ -61,10 +65,10 @@ def attention(
     return config
 
 
-def feed_forward(hf: PreTrainedConfig) -> LeanFeedForward.Config:
-    """SwiGLU."""
+def feed_forward(hf: PreTrainedConfig, width: int | None = None) -> LeanFeedForward.Config:
+    """SwiGLU; ``width``: its features, if they are not ``intermediate_size``."""
     linears = make_ffn_config(
-        dim=hf.hidden_size, hidden_dim=hf.intermediate_size, w1_param_init=FROM_FILE, w2w3_param_init=FROM_FILE
+        dim=hf.hidden_size, hidden_dim=width or hf.intermediate_size, w1_param_init=FROM_FILE, w2w3_param_init=FROM_FILE
     )
     return LeanFeedForward.Config(w1=linears.w1, w2=linears.w2, w3=linears.w3)
 
@@ -74,7 +78,7 @@ def layer_config(
     layer: int,
     *,
     block: type[TransformerBlock],
-    attention: Callable[[PreTrainedConfig, int], GQAttention.Config] = attention,
+    attention: Callable[[PreTrainedConfig, int], BaseAttention.Config] = attention,
     feed_forward: Callable[[PreTrainedConfig], Any] = feed_forward,
     moe: Callable[[PreTrainedConfig], MoE.Config] | None = None,
 ) -> Any:

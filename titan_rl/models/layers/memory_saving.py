@@ -88,6 +88,18 @@ class LeanRMSNorm(RMSNorm):
         return rms_norm(x, self.weight, self.eps)
 
 
+class ShiftedNorm(LeanRMSNorm):
+    """RMSNorm with a scale of 1 + weight."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(LeanRMSNorm.Config):
+        pass
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.eps is not None, "TorchTitan's config has a number"
+        return rms_norm(x, self.weight.float() + 1.0, self.eps)
+
+
 class LeanFeedForward(FeedForward):
     @dataclass(kw_only=True, slots=True)
     class Config(FeedForward.Config):

@@ -1,8 +1,9 @@
 """Mixtures of experts: TorchTitan's, computed in the model's own dtype.
 
-TorchTitan always multiplies experts in bf16, so in fp32 the trainer could not agree with the generator. The router is
-Qwen3's: softmax over all experts, then the top k, normalized if config.json says so. There is no load-balancing bias
-and no auxiliary loss: reinforcement learning must move weights only for the reward.
+TorchTitan always multiplies experts in bf16, so in fp32 the trainer could not agree with the generator. There are two
+routers. Qwen3's: softmax over all experts, then the top k, normalized if config.json says so. DeepSeek-V3's (arXiv
+2412.19437, section 2.1.2): sigmoids, and a bias that corrects the choice alone, by groups of experts. That bias stays
+as it is in the file, and there is no auxiliary loss: reinforcement learning must move weights only for the reward.
 """
 
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
+from torchtitan.models.common import Linear
 from torchtitan.models.common.config_utils import make_routed_experts_config, make_router_config
 from torchtitan.models.common.moe import GroupedExperts, MoE
 from torchtitan.models.common.param_init import skip_param_init
 from transformers import PreTrainedConfig
 
 from titan_rl.compat.torch.sharding import AsyncCollectiveTensor
-from titan_rl.models.layers.layer_configs import FROM_FILE
+from titan_rl.models.layers.layer_configs import FROM_FILE, feed_forward
 
 
 def grouped_product(a_RK: torch.Tensor, w_EKN: torch.Tensor, num_tokens_E: torch.Tensor) -> torch.Tensor:
@@ -43,6 +45,26 @@ class Experts(GroupedExperts):
         return multiply(F.silu(gate_RF) * up_RF, w2_EDF.transpose(-2, -1))
 
 
+class RouterGate(Linear):
+    """Logits of a router in fp32, which TorchTitan's autocast computes on a GPU alone.
+
+    ``rounds``: whether they have the precision of their input, as vLLM's have behind a softmax.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        rounds: bool
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.rounds = config.rounds
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        logits = F.linear(input.float(), self.weight.float(), bias)
+        return logits.to(input.dtype).float() if self.rounds else logits
+
+
 class MixtureOfExperts(MoE):
     @dataclass(kw_only=True, slots=True)
     class Config(MoE.Config):
@@ -60,7 +82,48 @@ def moe_config(hf: PreTrainedConfig) -> MoE.Config:
     """TorchTitan's config of a layer's experts."""
     sizes = dict(dim=hf.hidden_size, hidden_dim=hf.moe_intermediate_size, num_experts=hf.num_experts)
     from_file = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init)
-    return mixture_config(hf, Experts.Config(**sizes, param_init=from_file), normalize=hf.norm_topk_prob)
+    return mixture_config(
+        hf, Experts.Config(**sizes, param_init=from_file), normalize=getattr(hf, "norm_topk_prob", True)
+    )
+
+
+def corrected_moe_config(hf: PreTrainedConfig) -> MoE.Config:
+    """TorchTitan's config of a layer's experts, routed as in DeepSeek-V3, beside those that all tokens share."""
+    sizes = dict(dim=hf.hidden_size, hidden_dim=hf.moe_intermediate_size, num_experts=hf.n_routed_experts)
+    from_file = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init)
+    config = mixture_config(hf, Experts.Config(**sizes, param_init=from_file), normalize=hf.norm_topk_prob)
+    config.router.gate = _gate(config.router.gate, rounds=False)
+    config.router.score_func, config.router.route_scale = "sigmoid", hf.routed_scaling_factor
+    if hf.n_group > 1:
+        config.router.num_expert_groups, config.router.num_limited_groups = hf.n_group, hf.topk_group
+    config.shared_experts = feed_forward(hf, hf.moe_intermediate_size * hf.n_shared_experts)
+    # there is a bias where this is a number; TorchTitan's hook, which moves it by that, is in no spec (spec.py)
+    config.load_balance_coeff = 1.0
+    return config
+
+
+def check_routing(hf: PreTrainedConfig) -> None:
+    """Errors: ValueError for numbers of experts, groups and layers in config.json that do not fit each other."""
+    for key in ("n_routed_experts", "n_shared_experts", "n_group", "topk_group", "num_experts_per_tok"):
+        if not isinstance(value := getattr(hf, key), int) or value < 1:
+            raise ValueError(f"{key} = {value!r} in config.json must be a whole number of at least 1")
+    experts, groups = hf.n_routed_experts, hf.n_group
+    if groups > 1 and (experts % groups or experts < 2 * groups):
+        raise ValueError(
+            f"n_group = {groups} in config.json must make n_routed_experts = {experts} equal groups of 2 up"
+        )
+    if hf.topk_group > groups:
+        raise ValueError(f"topk_group = {hf.topk_group} in config.json is more than n_group = {groups}")
+    if hf.num_experts_per_tok > (chosen := experts // groups * hf.topk_group):
+        raise ValueError(
+            f"num_experts_per_tok = {hf.num_experts_per_tok} in config.json is more than the {chosen} experts of "
+            f"topk_group = {hf.topk_group} groups"
+        )
+    if not 0 <= hf.first_k_dense_replace < hf.num_hidden_layers:
+        raise ValueError(
+            f"first_k_dense_replace = {hf.first_k_dense_replace} in config.json must be below num_hidden_layers = "
+            f"{hf.num_hidden_layers}: no layer has experts"
+        )
 
 
 def mixture_config(
@@ -76,17 +139,26 @@ def mixture_config(
         comm_backend="standard",
     )
     routed.inner_experts = experts
-    return MixtureOfExperts.Config(
+    router = make_router_config(
+        dim=experts.dim,
         num_experts=experts.num_experts,
-        router=make_router_config(
-            dim=experts.dim,
-            num_experts=experts.num_experts,
-            top_k=hf.num_experts_per_tok,
-            gate_param_init=FROM_FILE,
-            score_func="softmax",
-            route_norm=normalize,
-            bias=bias,
-        ),
-        routed_experts=routed,
-        load_balance_coeff=None,
+        top_k=hf.num_experts_per_tok,
+        gate_param_init=FROM_FILE,
+        score_func="softmax",
+        route_norm=normalize,
+        bias=bias,
+    )
+    router.gate = _gate(router.gate, rounds=True)
+    return MixtureOfExperts.Config(
+        num_experts=experts.num_experts, router=router, routed_experts=routed, load_balance_coeff=None
+    )
+
+
+def _gate(linear: Linear.Config, *, rounds: bool) -> RouterGate.Config:
+    return RouterGate.Config(
+        in_features=linear.in_features,
+        out_features=linear.out_features,
+        bias=linear.bias,
+        param_init=linear.param_init,
+        rounds=rounds,
     )

@@ -42,6 +42,29 @@ class HuggingFaceRoPE(CosSinRoPE):
         return torch.cat([new_query, query[..., dim:]], dim=-1), torch.cat([new_key, key[..., dim:]], dim=-1)
 
 
+class InterleavedRoPE(HuggingFaceRoPE):
+    """Rotary embedding of neighboring dimensions, as in GLM-4 and DeepSeek-V3.
+
+    What it turns comes back in halves, of queries as of keys, which leaves their products as they are.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(HuggingFaceRoPE.Config):
+        pass
+
+    @staticmethod
+    def apply_rotary_emb(
+        query: torch.Tensor, key: torch.Tensor, rope_cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key = (_in_halves(x, rope_cache.shape[-1] // 2) for x in (query, key))
+        return HuggingFaceRoPE.apply_rotary_emb(query, key, rope_cache)
+
+
+def _in_halves(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Of the first ``dim`` dimensions, the even ones before the odd ones."""
+    return torch.cat([x[..., :dim:2], x[..., 1:dim:2], x[..., dim:]], dim=-1)
+
+
 def num_positions(hf: PreTrainedConfig) -> int:
     """Number of positions that a model supports.
 
@@ -66,14 +89,22 @@ def cut_positions(model_config: Decoder.Config, num_positions: int) -> None:
             attention.rope = replace(rope, max_seq_len=min(rope.max_seq_len, num_positions))
 
 
-def rope_config(hf: PreTrainedConfig, head_dim: int, layer_type: str | None = None) -> HuggingFaceRoPE.Config:
+def rope_config(
+    hf: PreTrainedConfig,
+    head_dim: int,
+    layer_type: str | None = None,
+    rope: type[HuggingFaceRoPE] = HuggingFaceRoPE,
+) -> HuggingFaceRoPE.Config:
     """Config of the rotary embedding; ``layer_type``: selects parameters that differ by type.
 
-    Errors: ValueError for a rope type whose frequencies depend on the length at run time.
+    Errors: ValueError for a rope type whose frequencies depend on the length at run time, and for an odd number of
+    turned dimensions.
     """
     parameters = hf.rope_parameters[layer_type] if layer_type else hf.rope_parameters
     rope_type, theta = parameters["rope_type"], parameters["rope_theta"]
     dim, scaling = int(head_dim * parameters.get("partial_rotary_factor", 1.0)), 1.0
+    if dim % 2:
+        raise ValueError(f"partial_rotary_factor of {head_dim} dimensions are {dim}, and rotary embeddings turn pairs")
     if rope_type == "default":
         inv_freq = 1.0 / (theta ** (torch.arange(0, dim, 2).float() / dim))
     elif rope_type in _FIXED:
@@ -82,7 +113,7 @@ def rope_config(hf: PreTrainedConfig, head_dim: int, layer_type: str | None = No
         raise ValueError(
             f"rope type {rope_type!r} is not supported: use a model with default, {', '.join(_FIXED[:-1])} or longrope"
         )
-    return HuggingFaceRoPE.Config(
+    return rope.Config(
         dim=dim,
         max_seq_len=num_positions(hf),
         theta=theta,

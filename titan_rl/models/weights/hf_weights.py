@@ -15,7 +15,8 @@ from safetensors import safe_open
 from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.config.io.bounded_files import read_json
-from titan_rl.config.model_directory.directory import belonging_files, stored_tensors, weight_files
+from titan_rl.config.model_directory.directory import belonging_files, read_object, stored_tensors, weight_files
+from titan_rl.config.model_directory.safetensors_files import StoredTensor
 from titan_rl.config.model_directory.weight_checks import check_names
 from titan_rl.data.storage.files import sampled_checksum
 from titan_rl.models.weights.shards import Shard, decoder_of, expected_shapes
@@ -24,13 +25,29 @@ MOST_AS_TRAINED = 2_000_000_000
 """Parameters of the largest model that ``auto`` writes in float32, in which it is trained: 8 GB."""
 
 
+_ALWAYS_FLOAT32 = ".e_score_correction_bias"
+"""End of the name of a router's bias, which transformers and vLLM hold in float32, whatever the weights are in."""
+
+
 def slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
 
 
 def check_weights(spec: ModelSpec, path: str | Path) -> None:
     """Check that a directory holds exactly the tensors of a model. Errors: ValueError."""
-    check_names(stored_tensors(path), expected_shapes(spec), is_tied=decoder_of(spec).enable_weight_tying)
+    check_names(model_tensors(spec, path), expected_shapes(spec), is_tied=decoder_of(spec).enable_weight_tying)
+
+
+def model_tensors(spec: ModelSpec, path: str | Path) -> dict[str, StoredTensor]:
+    """Tensors of a directory without those of layers for multi-token prediction, which stand behind the model's own.
+
+    They are neither trained nor written; transformers and vLLM ignore them, too.
+    """
+    config, first = read_object(Path(path) / "config.json"), len(decoder_of(spec).layers)
+    count = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
+    further = [f"model.layers.{first + number}." for number in range(count if type(count) is int else 0)]
+    ignored = ("mtp.", *further)  # in Qwen's directories, and in DeepSeek's
+    return {name: tensor for name, tensor in stored_tensors(path).items() if not name.startswith(ignored)}
 
 
 def base_digest(path: str | Path) -> str:
@@ -106,7 +123,8 @@ def export_dtypes(spec: ModelSpec, base: dict[str, torch.dtype], setting: str) -
         if sum(map(math.prod, expected_shapes(spec).values())) > MOST_AS_TRAINED:
             return base
         setting = "float32"
-    return {name: getattr(torch, setting) for name in base}
+    chosen = getattr(torch, setting)
+    return {name: torch.float32 if name.endswith(_ALWAYS_FLOAT32) else chosen for name in base}
 
 
 def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torch.dtype], device: torch.device) -> None:
@@ -122,7 +140,8 @@ def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torc
     for name, tensor in tensors.items():
         if tensor.dtype == torch.float16 and not tensor.isfinite().all():
             raise ValueError(f"{name} is beyond what float16 holds: set checkpoint.export_dtype = 'bfloat16'")
-    _write_dtype(out / "config.json", {tensor.dtype for tensor in tensors.values()})
+    weights = {tensor.dtype for name, tensor in tensors.items() if not name.endswith(_ALWAYS_FLOAT32)}
+    _write_dtype(out / "config.json", weights)
     save_torch_state_dict(tensors, out, metadata={"format": "pt"})
 
 

@@ -42,8 +42,12 @@ def linear_layers(spec: ModelSpec) -> dict[str, str]:
     return {hf.split(".")[-2]: titan.split(".")[-2] for titan, hf in hf_names(spec, weights).items()}
 
 
+_WHOLE = ("wq_a", "wkv_a")
+"""Projections to latents, of which tensor-parallel ranks have the whole, and TorchTitan's adapters know only parts."""
+
+
 def _is_projection(name: str) -> bool:
-    return name.startswith("layers.") and ".router." not in name
+    return name.startswith("layers.") and not name.endswith((*_WHOLE, ".gate"))
 
 
 def targets_of(spec: ModelSpec, lora: LoraConfig) -> list[str]:
@@ -66,7 +70,7 @@ def _config_name(titan: str) -> str:
 
 def _why_none(spec: ModelSpec) -> str:
     has_experts = any(getattr(layer, "moe", None) is not None for layer in decoder_of(spec).layers)
-    return " outside of its experts, which TorchTitan cannot adapt" if has_experts else ""
+    return " outside of its experts and latents, which TorchTitan cannot adapt" if has_experts else ""
 
 
 def with_adapters(spec: ModelSpec, lora: LoraConfig) -> ModelSpec:

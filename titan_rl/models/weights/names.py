@@ -15,11 +15,16 @@ _ALL = {
     },
     "self_attn.qkv_proj.weight": "attention.qkv_linear.wqkv.weight",
     "mlp.gate_up_proj.weight": "feed_forward.w13.weight",
+    "mlp.gate.e_score_correction_bias": "moe.expert_bias_E",
+    **{
+        f"mlp.shared_experts.{theirs}_proj.weight": f"moe.shared_experts.{ours}.weight"
+        for theirs, ours in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
 }
 
 
 class Names(Qwen3StateDictAdapter):
-    """Those of Llama, Qwen 2 and 3, Mistral and Phi-3; only the names of TorchTitan's adapter are used."""
+    """Those of Llama, Qwen 2 and 3, Mistral, Phi-3 and GLM-4.5; only the names of TorchTitan's adapter are used."""
 
     layer: Mapping[str, str | None] = {}
     """What a family calls by other names, within a layer; None: what it does not have."""
@@ -43,6 +48,45 @@ class Gemma3Names(Names):
         "post_attention_layernorm.weight": "post_attention_norm.weight",
         "pre_feedforward_layernorm.weight": "ffn_norm.weight",
         "post_feedforward_layernorm.weight": "post_ffn_norm.weight",
+    }
+
+
+class DeepSeekV3Names(Names):
+    layer = {
+        "self_attn.q_norm.weight": None,
+        "self_attn.q_proj.weight": "attention.wq.weight",
+        "self_attn.q_a_proj.weight": "attention.wq_a.weight",
+        "self_attn.q_a_layernorm.weight": "attention.q_norm.weight",
+        "self_attn.q_b_proj.weight": "attention.wq_b.weight",
+        "self_attn.kv_a_proj_with_mqa.weight": "attention.wkv_a.weight",
+        "self_attn.kv_a_layernorm.weight": "attention.kv_norm.weight",
+        "self_attn.kv_b_proj.weight": "attention.wkv_b.weight",
+    }
+
+
+class Glm4Names(Names):
+    layer = {
+        "post_self_attn_layernorm.weight": "post_attention_norm.weight",
+        "post_mlp_layernorm.weight": "post_ffn_norm.weight",
+    }
+
+
+class Qwen35Names(Names):
+    layer = {
+        "linear_attn.conv1d.weight": "attention.conv_weight",
+        **{
+            f"linear_attn.{name}": f"attention.{name}"
+            for name in ("A_log", "dt_bias", "norm.weight", "out_proj.weight")
+        },
+        **{
+            f"linear_attn.in_proj_{part}.weight": f"attention.projections.in_proj_{part}.weight"
+            for part in ("qkv", "z", "b", "a", "qkvz", "ba")
+        },
+        **{
+            f"mlp.shared_expert.{theirs}_proj.weight": f"moe.shared_experts.{ours}.weight"
+            for theirs, ours in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+        },
+        "mlp.shared_expert_gate.weight": "moe.shared_experts.gate.weight",
     }
 
 

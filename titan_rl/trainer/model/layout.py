@@ -19,7 +19,7 @@ from titan_rl.trainer.titan_config import TitanConfig
 
 def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
     """Check a layout against a model. Errors: ConfigError with the reason and what to change."""
-    experts = getattr(hf, "num_experts", 0)
+    experts = getattr(hf, "num_experts", 0) or getattr(hf, "num_local_experts", 0)
     if parallelism.tensor_parallel_degree > 1:
         _check_tensor_parallel(hf, parallelism, experts)
     if parallelism.pipeline_parallel_degree > 1:
@@ -50,10 +50,15 @@ def check_compile(
 
 def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig, experts: int) -> None:
     degree = parallelism.tensor_parallel_degree
+    if "linear_attention" in (getattr(hf, "layer_types", None) or ()):
+        raise ConfigError(
+            f"parallelism.tensor_parallel_degree = {degree} cannot share the model's linear attention (layer_types): "
+            f"use data_parallel_shard_degree or pipeline_parallel_degree instead"
+        )
     split = {"num_attention_heads": hf.num_attention_heads, "num_key_value_heads": hf.num_key_value_heads}
-    if not experts:
+    if not experts or getattr(hf, "first_k_dense_replace", 0):
         split["intermediate_size"] = hf.intermediate_size
-    elif parallelism.expert_parallel_degree == 1:
+    if experts and (parallelism.expert_parallel_degree == 1 or getattr(hf, "n_shared_experts", 0)):
         split |= _expert_size(hf)
     for name, size in split.items():
         if size % degree:

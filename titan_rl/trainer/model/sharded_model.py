@@ -25,7 +25,8 @@ from titan_rl.config.sections.schema import Config, LoraConfig
 from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.types import Row
 from titan_rl.models.families.registry import make_family
-from titan_rl.models.layers.attention import Form, attention_form, plan_attention
+from titan_rl.models.layers.attention import BlockPlan, Form, attention_form, plan_attention
+from titan_rl.models.layers.gated_delta_net import has_states, recurrence_plan
 from titan_rl.models.layers.penalties import logit_penalties
 from titan_rl.models.spec import model_spec
 from titan_rl.models.value_head import has_value_head, load_value_model, save_value_model, value_spec
@@ -102,9 +103,12 @@ class ShardedModel:
 
     def keywords(self, row: Row, columns: Columns) -> dict:
         """Arguments of the model's forward besides the tokens."""
+        plan = plan_attention(row.segments, len(row.tokens_T), self.device, self.attention_form)
+        if isinstance(plan, BlockPlan) and has_states(decoder_of(self.spec)):
+            recurrence_plan(plan)  # once, here, and not on the host in the middle of a forward
         return {
             "positions": columns["positions_T"][None],
-            "attention_masks": plan_attention(row.segments, len(row.tokens_T), self.device, self.attention_form),
+            "attention_masks": plan,
             "logit_index_S": columns["source_S"],
             "target_S": columns["target_S"],
             "temperature": self.temperature,

@@ -27,17 +27,17 @@ class Work:
     layers: int
     hidden: int
     attention_width: int
-    """heads x head_dim."""
+    """heads x head_dim, on average over layers."""
     kv_width: int
-    """KV heads x head_dim."""
+    """KV heads x head_dim, on average over layers."""
     vocab: int
 
     @classmethod
     def of(cls, hf: PreTrainedConfig, size: Size) -> "Work":
-        head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+        attention_width, kv_width = _widths(hf)
         total = getattr(hf, "num_experts", None) or getattr(hf, "num_local_experts", None) or 0
         chosen = getattr(hf, "num_experts_per_tok", 0) if total else 0
-        experts = size.experts * hf.num_hidden_layers
+        experts = size.experts * (hf.num_hidden_layers - getattr(hf, "first_k_dense_replace", 0))
         looked_up = 0 if hf.tie_word_embeddings else hf.vocab_size * hf.hidden_size
         resting = experts * (1 - chosen / total) if total else 0.0
         return cls(
@@ -48,8 +48,8 @@ class Work:
             num_active=chosen,
             layers=hf.num_hidden_layers,
             hidden=hf.hidden_size,
-            attention_width=hf.num_attention_heads * head_dim,
-            kv_width=hf.num_key_value_heads * head_dim,
+            attention_width=attention_width,
+            kv_width=kv_width,
             vocab=hf.vocab_size,
         )
 
@@ -68,6 +68,18 @@ class Work:
             return self.parameters
         met = 1 - (1 - self.num_active / self.num_experts) ** tokens
         return self.parameters - self.experts * (1 - met)
+
+
+def _widths(hf: PreTrainedConfig) -> tuple[int, int]:
+    """Of attention and of its cache. Latents stand for keys and values at once; linear attention has neither."""
+    if (latents := getattr(hf, "kv_lora_rank", None)) is not None:
+        keys = hf.qk_nope_head_dim + hf.qk_rope_head_dim
+        return hf.num_attention_heads * (keys + hf.v_head_dim) // 2, (latents + hf.qk_rope_head_dim) // 2
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    kinds = getattr(hf, "layer_types", None) or ["full_attention"]
+    attending = sum(kind != "linear_attention" for kind in kinds)
+    attention, cache = (heads * head_dim for heads in (hf.num_attention_heads, hf.num_key_value_heads))
+    return attention * attending // len(kinds), cache * attending // len(kinds)
 
 
 @dataclass(frozen=True)
