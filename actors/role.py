@@ -39,7 +39,7 @@ class Role(Actor):
         changed. ``device``: this rank's GPU."""
         from titan_rl.models.device import take_device
         from titan_rl.trainer.distributed.process_group import join_group
-        from titan_rl.trainer.model.cpu_allocator import release
+        from titan_rl.trainer.memory.cpu_allocator import release
         from titan_rl.trainer.roles.frozen_worker import FrozenRoleWorker
         from titan_rl.trainer.titan_config import role_titan
 

@@ -22,13 +22,13 @@ from titan_rl.mesh.resources.imports import import_all
 from titan_rl.mesh.supervision.abort_collectives import check_peers
 from titan_rl.mesh.telemetry.step_record import RankReport
 from titan_rl.mesh.telemetry.stragglers import runnable_seconds
-from titan_rl.trainer.model.cpu_allocator import CpuAllocator, release
+from titan_rl.trainer.memory.cpu_allocator import CpuAllocator, release
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
 from titan_rl.trainer.state.snapshot_kinds import make_snapshots
 
 if TYPE_CHECKING:  # a process has these imported once it has joined
-    from titan_rl.trainer.model.parameter_memory import TrainedTensor
+    from titan_rl.trainer.memory.parameter_memory import TrainedTensor
     from titan_rl.trainer.objective.preparation import RowColumns
     from titan_rl.trainer.rank_interface import TrainerRank
     from titan_rl.trainer.step.learner import Gradients, Learner
@@ -104,7 +104,7 @@ class Trainer(Actor):
     @endpoint
     def offload(self) -> None:
         """Release this rank's device to generators until ``onload``. Background copies finish first."""
-        from titan_rl.trainer.model.offloading import offload
+        from titan_rl.trainer.memory.offloading import offload
 
         inject_fault("offload")
         if self.writer is not None:
@@ -116,7 +116,7 @@ class Trainer(Actor):
 
     @endpoint
     def onload(self) -> None:
-        from titan_rl.trainer.model.offloading import onload
+        from titan_rl.trainer.memory.offloading import onload
 
         inject_fault("onload")
         if self.writer is not None:

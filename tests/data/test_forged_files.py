@@ -173,7 +173,7 @@ OWN = {
     "records/run_directory/rundir.py": "the lock, which existing_run_dir has found to be a plain file; folders",
     "records/trackers.py": "written, not read",
     "records/steps/trained.py": "looked at first, by check_table",
-    "trainer/model/cpu_allocator.py": "/proc",
+    "trainer/memory/cpu_allocator.py": "/proc",
 }
 """Where a file is opened besides the reader, and why that may be."""
 ELSEWHERE = (

@@ -16,9 +16,10 @@ from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor import command, runner
 from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest
 from titan_rl.diagnostics.doctor.catalogue import CHECKS
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.checks import arithmetic, layouts, rewards
 from titan_rl.diagnostics.doctor.context import CheckContext
-from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped, Finding
+from titan_rl.diagnostics.doctor.findings import Finding
 from titan_rl.diagnostics.doctor.probes import bandit
 from titan_rl.diagnostics.doctor.runner import run_checks, run_doctor
 from titan_rl.mesh.meshes import ALL_PARTS
@@ -173,7 +174,7 @@ def test_updates_are_of_the_doctors_size_and_are_taken_back(model, tables):
 
     first, *others = asyncio.run(look())
     assert all(other == first for other in others)
-    for (_, gain_N), right in zip(sorted(first.items()), bandit._RIGHT, strict=True):
+    for (_, gain_N), right in zip(sorted(first.items()), bandit.RIGHT, strict=True):
         assert max(gain_N) == gain_N[right] and 0.05 < gain_N[right] < 1.0
 
 

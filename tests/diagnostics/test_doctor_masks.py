@@ -17,8 +17,8 @@ from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.text.thinking import ThinkingTags
 from titan_rl.data.types import Decoding, Group, Layout, Provenance, Rollout, Turn
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed
 from titan_rl.diagnostics.doctor.checks.tokens import check_marks, check_mask, check_penalties, check_starts
-from titan_rl.diagnostics.doctor.findings import CheckFailed
 from titan_rl.models.layers.penalties import penalized_tokens
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

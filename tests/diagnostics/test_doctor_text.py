@@ -6,8 +6,8 @@ from model_texts import BASE, MODELS
 
 from titan_rl.data.text import chat_template, endings, pieces, turns
 from titan_rl.data.text.tokenizer import text_settings
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed
 from titan_rl.diagnostics.doctor.checks.text import Written
-from titan_rl.diagnostics.doctor.findings import CheckFailed
 
 
 def examine(name: str) -> None:

@@ -179,18 +179,8 @@ def test_private_names_are_found_however_they_are_reached(tmp_path):
     }
 
 
-def imported_at_top(path: Path) -> set[str]:
-    """Imports at a file's top: inside a function one may be put off, and is still held to its floor."""
-    names = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("titan_rl"):
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}".removeprefix("titan_rl.")
-                names.add(inner if inner in NAMES else node.module.removeprefix("titan_rl."))
-    return names & NAMES
-
-
-GRAPH = {name_of(path): imported_at_top(path) for path in FILES}
+GRAPH = {name_of(path): ours(path) & NAMES for path in FILES}
+"""Imports of each file: at its top, inside its functions, and for types alone."""
 
 
 def entry_graph(folder: str) -> dict[str, set[str]]:

@@ -23,6 +23,8 @@ _MESSAGE_CHARACTERS = 300
 _NEAR = 0.82
 """Likeness of two names from which one is taken for a misspelling of the other."""
 
+_SHOWN_CHARACTERS = 80
+
 
 def is_reference(name: str) -> bool:
     """Whether a setting names something outside the tree."""
@@ -152,3 +154,15 @@ def check_spelling(
             raise ConfigError(
                 f"{label} with {name}, which nothing calls: did you mean {near[0]!r}? If not, begin its name with _"
             )
+
+
+def source_file(thing: Any) -> str:
+    """Source file of a function, class or object; empty if unknown."""
+    module = inspect.getmodule(thing) or inspect.getmodule(type(thing))
+    return getattr(module, "__file__", None) or ""
+
+
+def shown(value: Any) -> str:
+    """Value in a message: one line, cut to 80 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

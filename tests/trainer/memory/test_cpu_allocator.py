@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from titan_rl.trainer.model import cpu_allocator
-from titan_rl.trainer.model.cpu_allocator import CpuAllocator
+from titan_rl.trainer.memory import cpu_allocator
+from titan_rl.trainer.memory.cpu_allocator import CpuAllocator
 
 MIB = 2**20
 
@@ -44,7 +44,7 @@ def test_what_does_not_grow_is_kept(held):
 
 
 FREED = """
-from titan_rl.trainer.model import cpu_allocator
+from titan_rl.trainer.memory import cpu_allocator
 
 blocks = [bytearray(100_000) for _ in range(2000)]
 pins = [bytearray(100) for _ in range(2000)]

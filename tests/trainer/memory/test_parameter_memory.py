@@ -9,9 +9,9 @@ from rank_processes import run_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from titan_rl.trainer.model.offloading import moments_of, move, onload
+from titan_rl.trainer.memory.offloading import moments_of, move, onload
+from titan_rl.trainer.memory.parameter_memory import trained_tensors
 from titan_rl.trainer.model.optimizer import begin_moments
-from titan_rl.trainer.model.parameter_memory import trained_tensors
 
 NUM_RANKS, STEPS = 2, 3
 

@@ -38,7 +38,7 @@ from titan_rl.data.types import (
     StepMetrics,
 )
 from titan_rl.diagnostics.doctor import actor_queries as probes
-from titan_rl.diagnostics.doctor.findings import CheckFailed
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints, VerifierEndpoints

@@ -2,7 +2,6 @@
 
 from titan_rl.diagnostics.doctor.checks import arithmetic, layouts, machinery, rewards, text, tokens, weights
 from titan_rl.diagnostics.doctor.findings import Check
-from titan_rl.diagnostics.doctor.probes import bandit
 
 _TRAINER = frozenset({"trainer"})
 _ALL = frozenset({"trainer", "generators", "verifiers"})
@@ -140,7 +139,7 @@ CHECKS = (
         name="advantages",
         about="an update raises the answer that was rewarded",
         mend="See that advantages keep the order of samples and tokens, and the sign of the loss",
-        run=bandit.advantages,
+        run=weights.advantages,
         needs=_ALL,
         after=("tokens", "mask", "penalties", "sampling-mask", "agreement", "still"),
     ),

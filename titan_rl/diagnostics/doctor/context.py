@@ -6,7 +6,7 @@ from pathlib import Path
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.data.types import Group
 from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest, Reading
-from titan_rl.diagnostics.doctor.findings import CheckSkipped
+from titan_rl.diagnostics.doctor.check_errors import CheckSkipped
 from titan_rl.diagnostics.doctor.probes.agreement import Limits, limits
 from titan_rl.diagnostics.doctor.probes.bandit import Bandit, make_bandit
 from titan_rl.diagnostics.doctor.probes.rewards import Earned, probe_rewards

@@ -2,28 +2,15 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from titan_rl.diagnostics.doctor.context import CheckContext
+from titan_rl.diagnostics.doctor.context import CheckContext
 
 Status = Literal["passed", "wrong", "not finished", "not looked at"]
 """``not finished``: an actor ended while the check looked, which says nothing about what is checked."""
 
 
 _AGAIN = "Nothing is known of this check: run the doctor again, where the machine is less busy if an actor hung"
-
-
-class CheckFailed(Exception):
-    """A check found a bug: what is wrong, and the numbers that show it. ``mend``: of this one, in the check's place."""
-
-    def __init__(self, message: str, evidence: str, mend: str = "") -> None:
-        super().__init__(f"{message}: {evidence}")
-        self.message, self.evidence, self.mend = message, evidence, mend
-
-
-class CheckSkipped(Exception):
-    """Check without an object or a method; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +20,7 @@ class Check:
     """What holds if it passes."""
     mend: str
     """What to do if it does not."""
-    run: "Callable[[CheckContext], Awaitable[str]]"
+    run: Callable[[CheckContext], Awaitable[str]]
     """Summary of what was measured. Errors: CheckFailed; CheckSkipped."""
     needs: frozenset[str] = frozenset()
     """Parts of the mesh (mesh.meshes.ALL_PARTS); none: it is looked at before any actor is started."""

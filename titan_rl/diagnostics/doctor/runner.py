@@ -7,8 +7,9 @@ from pathlib import Path
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest
 from titan_rl.diagnostics.doctor.catalogue import CHECKS
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.context import CheckContext
-from titan_rl.diagnostics.doctor.findings import Check, CheckFailed, CheckSkipped, Finding
+from titan_rl.diagnostics.doctor.findings import Check, Finding
 from titan_rl.mesh.meshes import ALL_PARTS
 from titan_rl.mesh.processes.deadlines import DeadlineError
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess

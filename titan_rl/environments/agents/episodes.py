@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.plugins import what_happened
+from titan_rl.config.plugins import source_file, what_happened
 from titan_rl.data.text.tokenizer import decoded
 from titan_rl.data.types import Completion, Request, Status
 from titan_rl.environments.agents.branches import Branches, Continuation
@@ -18,7 +18,6 @@ from titan_rl.environments.agents.openai_responses import ModelResponse
 from titan_rl.environments.conversation.episode import Episode, Player
 from titan_rl.environments.interfaces.agent import Agent, HasKey, ModelAccess, Outcome, check_agent
 from titan_rl.environments.interfaces.environment import EnvironmentFailed, Reply
-from titan_rl.environments.rewards.functions import source_file
 
 Failure = tuple[Status, str]
 _END_SECONDS = 5.0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.plugins import check_spelling, what_happened
+from titan_rl.config.plugins import check_spelling, shown, source_file, what_happened
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask, joined
@@ -34,7 +34,6 @@ from titan_rl.data.types import (
 from titan_rl.environments.interfaces.environment import Environment, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task
-from titan_rl.environments.rewards.functions import shown, source_file
 from titan_rl.mesh.processes.deadlines import DeadlineError, within
 
 Ask = Callable[[Request], Awaitable[list[Completion]]]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.plugins import check_signature, resolve, what_happened
+from titan_rl.config.plugins import check_signature, resolve, shown, source_file, what_happened
 from titan_rl.config.sections.schema import JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.numbers import as_float
 from titan_rl.data.rows.public_shapes import source_of
@@ -30,7 +30,6 @@ from titan_rl.environments.rewards.mathematics.equality import library
 from titan_rl.environments.rewards.mathematics.final_answer import is_right
 
 Reward = Callable[[Any, str, dict[str, Any]], Any]
-_SHOWN_CHARACTERS = 80
 
 
 def with_rewards(task: Task, config: TaskConfig, folders: Sequence[str]) -> Task:
@@ -160,12 +159,6 @@ async def _result(value: Awaitable[Any]) -> Any:
     return await value
 
 
-def source_file(thing: Any) -> str:
-    """Source file of a function, class or object; empty if unknown."""
-    module = inspect.getmodule(thing) or inspect.getmodule(type(thing))
-    return getattr(module, "__file__", None) or ""
-
-
 def as_parts(name: str, value: Any) -> dict[str, float | list[float]]:
     """Named parts of a reward function's value; ``name``: the function's, for errors. Errors: UserCodeError."""
     if not isinstance(value, dict):
@@ -199,9 +192,3 @@ def _number(name: str, value: Any, where: str = "") -> float:
     if not math.isfinite(number := as_float(value)):
         raise UserCodeError(f"{name} gave {number}{where}: give a finite number")
     return number
-
-
-def shown(value: Any) -> str:
-    """Value in a message: one line, cut to 80 characters."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

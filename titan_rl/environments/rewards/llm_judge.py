@@ -179,7 +179,7 @@ class Judge:
 
     async def _ask(self, question: str) -> str:
         """Errors: httpx.HTTPError, JudgeFailed."""
-        from titan_rl.environments.servers.http_session import AS_IT_IS, read_body
+        from titan_rl.environments.interfaces.http_body import AS_IT_IS, read_body
 
         config, headers = self.config, dict(AS_IT_IS)
         if config.key_variable:

@@ -11,11 +11,10 @@ from typing import Any
 
 from titan_rl.config.io.printable import whole_characters
 from titan_rl.config.load import ConfigError
-from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
+from titan_rl.config.plugins import check_signature, is_reference, resolve, shown, source_file, what_happened
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.interfaces.task import UserCodeError
 from titan_rl.environments.interfaces.tool import ToolError
-from titan_rl.environments.rewards.functions import shown, source_file
 
 ANSWER = "{answer}"
 ToAction = Callable[[str], Any]

@@ -15,11 +15,11 @@ from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
+from titan_rl.environments.interfaces.http_body import AS_IT_IS, read_body_now
 from titan_rl.environments.interfaces.server_address import SETTING, Address, read_address, run_in_thread
 from titan_rl.environments.interfaces.task import UserCodeError
 from titan_rl.environments.interfaces.tool import ToolError
 from titan_rl.environments.prompts.seeded_task import SteppedEnvironment, SteppedOptions, SteppedTask, StepResult, needs
-from titan_rl.environments.servers.http_session import AS_IT_IS, read_body_now
 from titan_rl.environments.servers.mapping import ANSWER, ToAction, ToText, read_action, read_observation
 from titan_rl.environments.servers.openenv_session import Outcome, Refused, Session
 

@@ -14,7 +14,16 @@ from functools import cached_property
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.plugins import check_signature, check_spelling, is_method, is_overridden, resolve, what_happened
+from titan_rl.config.plugins import (
+    check_signature,
+    check_spelling,
+    is_method,
+    is_overridden,
+    resolve,
+    shown,
+    source_file,
+    what_happened,
+)
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Message, Prompt
@@ -23,7 +32,7 @@ from titan_rl.environments.interfaces.agent import Agent
 from titan_rl.environments.interfaces.environment import Environment
 from titan_rl.environments.interfaces.task import REPLYING, RewardParts, Size, Task, UserCodeError
 from titan_rl.environments.interfaces.tool import Schema, Tool, schema_of
-from titan_rl.environments.rewards.functions import as_parts, shown, source_file
+from titan_rl.environments.rewards.functions import as_parts
 
 _REQUIRED = ("prompt", "messages", "demonstration", "score")
 _METHODS = {

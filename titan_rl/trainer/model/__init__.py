@@ -1,1 +1,1 @@
-"""The sharded model of a rank: layout, memory, optimizer."""
+"""The sharded model of a rank: layout, optimizer."""

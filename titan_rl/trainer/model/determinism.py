@@ -8,7 +8,7 @@ tuner takes whatever was fastest by the clock.
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -16,7 +16,7 @@ from titan_rl.compat.torch.compiling import set_compiler_determinism
 from titan_rl.kernels import linear_logprob
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import TrainerRank
+    from titan_rl.trainer.titan_config import TitanConfig
 
 _WORKSPACE = ":4096:8"
 """Of cuBLAS: eight buffers of 4 MiB for each stream; torch refuses to multiply without one of the two fixed sizes."""
@@ -60,7 +60,17 @@ class RankPlatform:
         return self.device == "cpu" or self.deterministic
 
 
-def rank_platform(learner: "TrainerRank") -> RankPlatform:
+class RankSettings(Protocol):
+    """Settings and device of a trainer rank."""
+
+    @property
+    def titan(self) -> "TitanConfig": ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+def rank_platform(learner: RankSettings) -> RankPlatform:
     """Platform of a rank's learner; the controller reads it by ``examine`` (actors/trainer.py)."""
     name = "cpu" if learner.device.type == "cpu" else torch.cuda.get_device_name(learner.device)
     return RankPlatform(name, learner.titan.debug.deterministic, torch.__version__)

@@ -136,7 +136,7 @@ class LearnedRoleWorker(TrainerRank):
         return {}
 
     def state(self) -> dict[str, Any]:
-        return role_state(self.role) | random_states()
+        return role_state(self.role.name, self.role) | random_states()
 
     @property
     def part(self) -> str:
@@ -144,7 +144,7 @@ class LearnedRoleWorker(TrainerRank):
 
     def load_checkpoint(self, checkpoint: Path) -> None:
         self.before_update()
-        if not load_role(self.role, checkpoint):
+        if not load_role(self.role.name, self.role, checkpoint):
             self.role.model.load(self.path)
         load_random(role_folder(checkpoint, self.role.name))
 

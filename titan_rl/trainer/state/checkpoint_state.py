@@ -27,8 +27,6 @@ from titan_rl.trainer.state.plain_state import StateError, load_state, read_meta
 
 if TYPE_CHECKING:  # they bring TorchTitan along
     from titan_rl.trainer.rank_interface import LearningModel, TrainerRank
-    from titan_rl.trainer.roles.learned_role import LearnedRole
-    from titan_rl.trainer.step.learner import Learner
 
 _BASE = "base_model"
 
@@ -56,16 +54,16 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
     random.setstate((version, tuple(internal), gauss))
 
 
-def policy_state(learner: "Learner") -> dict[str, Any]:
-    """State of the policy and its optimizer."""
-    adapters = learner.policy.adapters
-    base = {_BASE: adapters.base} if adapters else {}
-    return _model_state(learner, adapters_alone=adapters is not None) | base
+def policy_state(policy: "LearningModel", base: str | None) -> dict[str, Any]:
+    """State of the policy and its optimizer.
+
+    ``base``: digest of the weights that its adapters are trained on; None: the whole model is trained."""
+    return _model_state(policy, adapters_alone=base is not None) | ({} if base is None else {_BASE: base})
 
 
-def role_state(role: "LearnedRole") -> dict[str, Any]:
+def role_state(name: str, role: "LearningModel") -> dict[str, Any]:
     """State of a learned role, under its name."""
-    return {role.name: _model_state(role)}
+    return {name: _model_state(role)}
 
 
 def random_states() -> dict[str, Any]:
@@ -140,27 +138,28 @@ class BackgroundSave:
             raise RuntimeError(failure)
 
 
-def load_policy(learner: "Learner", checkpoint: Path) -> None:
-    """Load the policy from a checkpoint; all ranks call it. Errors: StateError."""
-    state = policy_state(learner)
-    base = state.get(_BASE)
+def load_policy(policy: "LearningModel", base: str | None, checkpoint: Path) -> None:
+    """Load the policy from a checkpoint; all ranks call it. ``base``: as in ``policy_state``. Errors: StateError."""
+    state = policy_state(policy, base)
     load_state(state, checkpoint)
     if state.get(_BASE) != base:
-        raise StateError(f"the adapters in {checkpoint} are of another model than {learner.model_path}: give that")
-    load_optimizer(learner.optimizer, learner.scheduler, state)
-    learner.weights_changed()
+        raise StateError(
+            f"the adapters in {checkpoint} are of other base weights than model.path has: set it to the model that "
+            f"they were trained on"
+        )
+    load_optimizer(policy.optimizer, policy.scheduler, state)
 
 
-def load_role(role: "LearnedRole", checkpoint: Path) -> bool:
+def load_role(name: str, role: "LearningModel", checkpoint: Path) -> bool:
     """Load a learned role, whatever its placement was; returns whether the checkpoint has it.
 
     All ranks call it. Errors: StateError."""
-    folder = role_folder(checkpoint, role.name)
-    if not any(name.startswith(f"{role.name}.") for name in read_metadata(folder).state_dict_metadata):
+    folder = role_folder(checkpoint, name)
+    if not any(key.startswith(f"{name}.") for key in read_metadata(folder).state_dict_metadata):
         return False  # the run went on with an algorithm that had none
-    state = role_state(role)
+    state = role_state(name, role)
     load_state(state, folder)
-    load_optimizer(role.optimizer, role.scheduler, state[role.name])
+    load_optimizer(role.optimizer, role.scheduler, state[name])
     return True
 
 

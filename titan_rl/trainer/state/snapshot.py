@@ -17,8 +17,8 @@ from titan_rl.mesh.channel.memory.region import FAILED, NUM_SLOTS, Region
 from titan_rl.mesh.channel.memory.slots import SlotWriter
 from titan_rl.mesh.channel.memory.streams import stream_for
 from titan_rl.mesh.channel.plan import BLOCK_BYTES
+from titan_rl.trainer.memory.parameter_memory import TrainedTensor, trained_tensors
 from titan_rl.trainer.model.optimizer import load_schedule
-from titan_rl.trainer.model.parameter_memory import TrainedTensor, trained_tensors
 from titan_rl.trainer.state.checkpoint_state import random_state, set_random_state
 
 if TYPE_CHECKING:  # it brings TorchTitan along

@@ -13,7 +13,7 @@ again: no moment holds both. Its pages are new then, which costs some time.
 from typing import TYPE_CHECKING
 
 from titan_rl.config.sections.schema import Config
-from titan_rl.trainer.model.parameter_memory import trained_tensors
+from titan_rl.trainer.memory.parameter_memory import trained_tensors
 from titan_rl.trainer.state.snapshot import Layout, Snapshots
 
 if TYPE_CHECKING:  # it brings TorchTitan along

@@ -433,8 +433,14 @@ class Learner(TrainerRank):
         return [groups[self.titan.batch_rank(dist.get_rank())]]
 
     def state(self) -> dict[str, Any]:
-        role = role_state(self.learned_here) if self.learned_here is not None else {}
-        return policy_state(self) | role | random_states()
+        role = self.learned_here
+        learned = {} if role is None else role_state(role.name, role)
+        return policy_state(self, self._base) | learned | random_states()
+
+    @property
+    def _base(self) -> str | None:
+        """Digest of the base weights; None without adapters."""
+        return self.policy.adapters.base if self.policy.adapters else None
 
     @property
     def part(self) -> str:
@@ -442,7 +448,9 @@ class Learner(TrainerRank):
 
     def load_checkpoint(self, checkpoint: Path) -> None:
         self.before_update()
-        load_policy(self, checkpoint)
-        if self.learned_here is not None and not load_role(self.learned_here, checkpoint):
+        load_policy(self, self._base, checkpoint)
+        self.weights_changed()
+        role = self.learned_here
+        if role is not None and not load_role(role.name, role, checkpoint):
             self.begin_learned()
         load_random(checkpoint)

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+from torch import nn
 
 import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torchtitan module)
 
@@ -12,14 +14,24 @@ from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.offline.sft import SFT
 from titan_rl.data.nonfinite import BadNumbers
-from titan_rl.data.types import Row
+from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.model.optimizer import build_sft_optimizer
 
-if TYPE_CHECKING:  # which imports this
-    from titan_rl.trainer.step.learner import Learner
+
+class SupervisedLearner(Protocol):
+    """Learner whose algorithm, optimizer and schedule can be replaced."""
+
+    algorithm: Algorithm
+    optimizer: OptimizersContainer
+    scheduler: LRSchedulersContainer
+
+    @property
+    def model_parts(self) -> list[nn.Module]: ...
+
+    def train(self, rows: list[Row], has_signal: bool) -> StepMetrics | BadNumbers: ...
 
 
-def supervised_steps(learner: "Learner", batches: list[list[Row]], lr: float) -> list[float]:
+def supervised_steps(learner: SupervisedLearner, batches: list[list[Row]], lr: float) -> list[float]:
     """Run supervised steps; returns the loss of each. Errors: FloatingPointError (Learner.sft)."""
     losses = []
     with _instead(learner, SFT(), *build_sft_optimizer(learner.model_parts, lr, len(batches))):
@@ -33,7 +45,7 @@ def supervised_steps(learner: "Learner", batches: list[list[Row]], lr: float) ->
 
 @contextmanager
 def _instead(
-    learner: "Learner", algorithm: Algorithm, optimizer: OptimizersContainer, scheduler: LRSchedulersContainer
+    learner: SupervisedLearner, algorithm: Algorithm, optimizer: OptimizersContainer, scheduler: LRSchedulersContainer
 ) -> Iterator[None]:
     """Replace algorithm, optimizer and schedule inside the context."""
     before = learner.algorithm, learner.optimizer, learner.scheduler

@@ -12,8 +12,8 @@ from titan_rl.algorithms.batches.batching import checked_advantages, step_batche
 from titan_rl.config.mixture import all_tasks
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.data.types import Batch, Group, Provenance, Rollout, Turn
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.context import CheckContext
-from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.environments.interfaces.task import parts_of
 
 _PROMPT = "doctor/made"

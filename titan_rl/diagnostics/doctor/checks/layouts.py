@@ -6,9 +6,9 @@ from functools import partial
 from titan_rl.algorithms.batches.batching import data_batch
 from titan_rl.data.types import Batch, Group, Rollout, Row
 from titan_rl.diagnostics.doctor import actor_queries as probes
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.checks.arithmetic import made_batch, made_rollout
 from titan_rl.diagnostics.doctor.context import CheckContext
-from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 
 _GROUPS, _SAMPLES = 2, 4
 _EXACT, _ROUNDED = 1e-3, 0.1

@@ -12,8 +12,8 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.controller.planning.memory_plan import GIB, held_at_once, memory_limit, memory_needs
 from titan_rl.diagnostics.doctor import actor_queries as probes
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.context import CheckContext
-from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.environments.interfaces.task import parts_of
 from titan_rl.environments.interfaces.tool import schema_of
 from titan_rl.environments.registry import make_task

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from titan_rl.config.load import ConfigError
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.context import CheckContext
-from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.probes.rewards import CONSTANTS, ECHOES, Earned
 from titan_rl.environments.registry import make_task
 

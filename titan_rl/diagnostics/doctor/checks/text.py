@@ -15,8 +15,8 @@ from titan_rl.data.text.message_forms import fitted, texts_in, texts_of
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, text_settings
 from titan_rl.data.types import Message, message
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.context import CheckContext
-from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.environments.interfaces.task import task_of
 from titan_rl.environments.rollout.prompt_checks import training_prompts
 

@@ -12,8 +12,8 @@ from titan_rl.data.text.thinking import ThinkingTags, forced_tokens, thinking_ta
 from titan_rl.data.types import Batch, Decoding, Group, Provenance, Rollout, is_model
 from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import sample_of
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.context import CheckContext
-from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.probes.agreement import compare
 from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.environments.rollout.group import encode_prompt

@@ -10,10 +10,10 @@ from titan_rl.config.io.bounded_files import read_json
 from titan_rl.data.types import Completion
 from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest, sample_of
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.context import CheckContext, usable
-from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.probes.agreement import Limits, compare
-from titan_rl.diagnostics.doctor.probes.bandit import FAR, Bandit
+from titan_rl.diagnostics.doctor.probes.bandit import FAR, RIGHT, Bandit, gains
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.models.device import DEVICE_TYPE
 
@@ -206,3 +206,23 @@ async def reference(context: CheckContext) -> str:
 async def _digests(actors: ActorsUnderTest) -> dict[str, list[str]]:
     shared, own = await actors.trainer.call(TrainerEndpoints.digests()), await actors.meshes.roles.digests()
     return {role: [rank[role] for rank in shared if role in rank] for role in shared[0]} | own
+
+
+async def advantages(context: CheckContext) -> str:
+    """Gain of the right answer after one update by the run's own loss and optimizer."""
+    actors, bandit = context.actors, await context.bandit()
+    if not bandit.batch.has_signal:
+        raise CheckSkipped(f"{context.checked.config.algorithm.name} makes no advantages of rewards")
+    async with actors.rolled_back():
+        before = await bandit.move(actors)
+        gained, lines = gains(before.tokens, (await actors.read(bandit.batch)).tokens), []
+    for (prompt_id, gain_N), right in zip(sorted(gained.items()), RIGHT, strict=True):
+        others, best = np.delete(gain_N, right).mean(), int(gain_N.argmax())
+        lines.append(f"a right answer gained {gain_N[right]:+.3f}, the others {others:+.3f}")
+        if best != right or gain_N[right] <= max(others, 0.0):
+            evidence = (
+                f"{prompt_id}: of answers 0 to {len(gain_N) - 1}, number {right} was right and gained "
+                f"{gain_N[right]:+.4f} in log-probability, number {best} gained {gain_N[best]:+.4f}"
+            )
+            raise CheckFailed("an update raises another answer than the one that was rewarded", evidence)
+    return "; ".join(lines)

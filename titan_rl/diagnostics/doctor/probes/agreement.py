@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from titan_rl.diagnostics.doctor.findings import CheckFailed
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed
 from titan_rl.records.metrics import agreement_limit
 
 _CUT = 20.0

@@ -7,7 +7,6 @@ neighbour, or in the other group, raises another answer.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -16,12 +15,9 @@ from titan_rl.config.sections.kinds import MOST_TEMPERATURE
 from titan_rl.data.types import Batch, Group, Provenance, Request, Rollout, Row, Turn
 from titan_rl.diagnostics.doctor import actor_queries as probes
 from titan_rl.diagnostics.doctor.actors_under_test import ActorsUnderTest, Reading
-from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 
-if TYPE_CHECKING:
-    from titan_rl.diagnostics.doctor.context import CheckContext
-
-_ANSWERS, _RIGHT = 4, (0, 2)
+_ANSWERS, RIGHT = 4, (0, 2)
 """Of each prompt, and which of them is right."""
 _SEEDS, _HEATS = 64, (1.0, MOST_TEMPERATURE)
 """Tokens are drawn hotter and hotter until there are enough different ones."""
@@ -71,7 +67,7 @@ async def make_bandit(actors: ActorsUnderTest, groups: list[Group]) -> Bandit:
     prompts = [rollout.tokens[: rollout.turns[0].start] for rollout in (group.rollouts[0] for group in groups[:2])]
     prompts = [prompts[0], prompts[-1] if len(prompts) > 1 else prompts[0]]
     tokens, bandit_groups = await _tokens(actors, prompts[0]), []
-    for number, (prompt, right) in enumerate(zip(prompts, _RIGHT, strict=True)):
+    for number, (prompt, right) in enumerate(zip(prompts, RIGHT, strict=True)):
         words = tokens[number * _ANSWERS : (number + 1) * _ANSWERS]
         bandit_groups.append(Group(f"doctor/bandit{number}", _rollouts(f"doctor/bandit{number}", prompt, words, right)))
     first = await actors.read(actors.batch(bandit_groups))
@@ -128,23 +124,3 @@ def gains(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, np.ndarray]:
     """Gain in log-probability of each answer, by prompt."""
     both = before.merge(after, on=["prompt_id", "sample"], suffixes=("", "_after")).sort_values("sample")
     return {str(name): (its.trainer_after - its.trainer).to_numpy() for name, its in both.groupby("prompt_id")}
-
-
-async def advantages(context: "CheckContext") -> str:
-    """Gain of the right answer after one update by the run's own loss and optimizer."""
-    actors, bandit = context.actors, await context.bandit()
-    if not bandit.batch.has_signal:
-        raise CheckSkipped(f"{context.checked.config.algorithm.name} makes no advantages of rewards")
-    async with actors.rolled_back():
-        before = await bandit.move(actors)
-        gained, lines = gains(before.tokens, (await actors.read(bandit.batch)).tokens), []
-    for (prompt_id, gain_N), right in zip(sorted(gained.items()), _RIGHT, strict=True):
-        others, best = np.delete(gain_N, right).mean(), int(gain_N.argmax())
-        lines.append(f"a right answer gained {gain_N[right]:+.3f}, the others {others:+.3f}")
-        if best != right or gain_N[right] <= max(others, 0.0):
-            evidence = (
-                f"{prompt_id}: of answers 0 to {len(gain_N) - 1}, number {right} was right and gained "
-                f"{gain_N[right]:+.4f} in log-probability, number {best} gained {gain_N[best]:+.4f}"
-            )
-            raise CheckFailed("an update raises another answer than the one that was rewarded", evidence)
-    return "; ".join(lines)

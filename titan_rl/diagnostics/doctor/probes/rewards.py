@@ -22,7 +22,7 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import TASKS_OF_OTHERS
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.data.types import Prompt, content_of
-from titan_rl.diagnostics.doctor.findings import CheckFailed, CheckSkipped
+from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.rollout.demonstrations import worked_answers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from titan_rl.mesh.resources.released_memory import give_back
-from titan_rl.trainer.model.parameter_memory import TrainedTensor, is_moment, trained_tensors
+from titan_rl.trainer.memory.parameter_memory import TrainedTensor, is_moment, trained_tensors
 
 if TYPE_CHECKING:  # it brings TorchTitan along
     from titan_rl.trainer.rank_interface import TrainerRank
