@@ -83,7 +83,7 @@ FAULTS = (
         "titan_rl/models/layers/penalties.py",
         'np.searchsorted(place_S, np.arange(first, place_S[-1]), side="right")',
         'np.searchsorted(place_S, np.arange(first, place_S[-1]), side="left")',
-        ("models/test_penalties.py::test_each_token_has_vllms_logits",),
+        ("models/layers/test_penalties.py::test_each_token_has_vllms_logits",),
     ),
     Fault(
         "second_answer_counts_from_the_first",
