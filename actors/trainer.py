@@ -8,7 +8,7 @@ import torch
 from monarch.actor import Actor, endpoint
 
 from titan_rl.config.sections.schema import Config
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.mesh.channel.batches import RowsHandle, pull_rows
 from titan_rl.mesh.channel.memory.region import RegionHandle
@@ -47,7 +47,7 @@ class Trainer(Actor):
         self._learner: TrainerRank | None = None
         """None until it has joined."""
         self.saver: BackgroundSave | None = None
-        self.gradients: Gradients | BadNumbers | None = None
+        self.gradients: Gradients | NonfiniteBatch | None = None
         """Those that ``optim_step`` applies."""
         self.opening: Snapshots | None = None
         self.snapshots: Snapshots | None = None
@@ -242,8 +242,8 @@ class Trainer(Actor):
         role_outputs: list[list[RowsHandle]],
         has_signal: list[bool],
         snapshot: int | None,
-    ) -> tuple[list[StepMetrics | BadNumbers], float, RankReport]:
-        """A step of the run: of each update StepMetrics of all ranks together, or BadNumbers; the seconds for which
+    ) -> tuple[list[StepMetrics | NonfiniteBatch], float, RankReport]:
+        """A step of the run: of each update StepMetrics of all ranks together, or NonfiniteBatch; the seconds for which
         this rank worked (mesh/telemetry/stragglers.py); and what else is recorded of it
         (mesh/telemetry/step_record.py).
 
@@ -271,18 +271,18 @@ class Trainer(Actor):
     @endpoint
     def forward_backward(
         self, batches: list[RowsHandle], role_outputs: list[list[RowsHandle]]
-    ) -> StepMetrics | BadNumbers:
-        """Compute the gradients of one update, for a custom training loop; their metrics, or BadNumbers."""
+    ) -> StepMetrics | NonfiniteBatch:
+        """Compute the gradients of one update, for a custom training loop; their metrics, or NonfiniteBatch."""
         from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
         with leave_group_on_error():
             self._begin_step()
             [rows] = self._pull(batches)
             self.gradients = outcome = self.policy_side.gradients(rows, self._pull_role_outputs(role_outputs))
-            return outcome if isinstance(outcome, BadNumbers) else outcome.metrics
+            return outcome if isinstance(outcome, NonfiniteBatch) else outcome.metrics
 
     @endpoint
-    def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers:
+    def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | NonfiniteBatch:
         """Apply the gradients of ``forward_backward``, as one update of ``train``."""
         from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
@@ -290,9 +290,8 @@ class Trainer(Actor):
             inject_fault()
             outcome = self.gradients
             assert outcome is not None
-            answer = (
-                outcome if isinstance(outcome, BadNumbers) else self.policy_side.apply_gradients(outcome, has_signal)
-            )
+            is_finite = not isinstance(outcome, NonfiniteBatch)
+            answer = self.policy_side.apply_gradients(outcome, has_signal) if is_finite else outcome
             self._end_step(snapshot)
             return answer
 

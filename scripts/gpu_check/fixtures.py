@@ -17,7 +17,7 @@ from titan_rl.actors.trainer import Trainer
 from titan_rl.config.load import load_config
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.batches.packing import pack, token_weights
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Provenance, Row, Sample, StepMetrics
 from titan_rl.mesh.channel.batches import RowsHandle, StagedRows
 from titan_rl.mesh.channel.memory.region import RegionHandle
@@ -46,7 +46,7 @@ class DirectTrainer(Protocol):
 
     def train(
         self, batches: list[RowsHandle], found: list[list[RowsHandle]], has_signal: list[bool], snapshot: int | None
-    ) -> tuple[list[StepMetrics | BadNumbers], float, RankReport]: ...
+    ) -> tuple[list[StepMetrics | NonfiniteBatch], float, RankReport]: ...
 
     def holdings(self) -> Units: ...
 

@@ -251,7 +251,7 @@ def test_a_run_that_is_killed_while_it_samples_goes_on_to_the_same_batches(tmp_p
     assert flaws(path) == []
 
 
-def test_a_batch_of_bad_numbers_gives_all_its_places_back(tmp_path):
+def test_a_nonfinite_batch_gives_all_its_places_back(tmp_path):
     """Also those that stayed empty."""
 
     async def lose_one():

@@ -132,7 +132,7 @@ def test_rows_that_became_too_short_are_named_by_their_setting(run):
 
 
 def test_a_checkpoint_before_the_first_step_is_one(run):
-    """What a run with recovery.bad_numbers = "rollback" begins with."""
+    """What a run with recovery.nonfinite = "rollback" begins with."""
     run_dir = run(0)
     made_run.save(run_dir, 0)
     assert check(run_dir, sft__steps=20) == LAST

@@ -1,4 +1,4 @@
-"""Runs that meet bad numbers or a full disk: what they say, what they leave out, how they end."""
+"""Runs that meet non-finite values or a full disk: what they say, what they leave out, how they end."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ def test_a_return_to_the_last_checkpoint_makes_its_steps_anew(tmp_path):
     code = train_with(
         root,
         BAD_AT.format(bad_steps=[4, 4]),
-        recovery__bad_numbers="rollback",
+        recovery__nonfinite="rollback",
         training__steps=5,
         checkpoint__every=2,
         parallelism__data_parallel_shard_degree=2,
@@ -67,7 +67,7 @@ def test_a_return_to_the_last_checkpoint_makes_its_steps_anew(tmp_path):
     for prompt_id, sample in injected(root):
         assert f"sampling logprob of {prompt_id} sample {sample}" in said
     ledger = read_ledger(root, steps=True)
-    assert ledger["discarded"] == {"bad_numbers": 32} and ledger["trained"] == 16 * 5 and ledger["adds_up"]
+    assert ledger["discarded"] == {"nonfinite": 32} and ledger["trained"] == 16 * 5 and ledger["adds_up"]
     assert [step["trained"] for step in ledger["steps"]] == [16] * 5
     assert sorted(path.name for path in root.glob("rollouts/bad-*")) == ["bad-000004-1.parquet", "bad-000004-2.parquet"]
     records = [record for record in read_metrics(root) if "reward" in record]
@@ -79,17 +79,18 @@ def test_bad_batches_are_left_out_and_too_many_end_the_run_with_a_whole_checkpoi
     """One at step 2 is left out; two in a row at step 4 are too many."""
     root = tmp_path / "run"
     patch = BAD_AT.format(bad_steps=[2, 4, 4])
-    assert train_with(root, patch, recovery__max_bad_steps=2, training__steps=5) == 1, running.output(root)[-3000:]
+    code = train_with(root, patch, recovery__max_nonfinite_steps=2, training__steps=5)
     said = running.output(root)
+    assert code == 1, said[-3000:]
     assert len(injected(root)) == 3
     assert all(f"sampling logprob of {prompt_id} sample {sample}" in said for prompt_id, sample in injected(root))
     summary = json.loads((root / "summary.json").read_text())
-    assert "BadNumbersError: 2 batches in a row" in summary["why_ended"] and injected(root)[-1][0] in said
+    assert "NonfiniteBatchesError: 2 batches in a row" in summary["why_ended"] and injected(root)[-1][0] in said
     _, state = CheckpointFolder(RunDir(root).checkpoints, 2).newest_complete()
     assert state.step == summary["steps_done"] == 3
     assert running.train(root, "--resume", training__steps=5) == 0, running.output(root)[-3000:]
     ledger = read_ledger(root)
-    assert ledger["trained"] == 16 * 5 and ledger["discarded"] == {"bad_numbers": 48} and not ledger["pending"]
+    assert ledger["trained"] == 16 * 5 and ledger["discarded"] == {"nonfinite": 48} and not ledger["pending"]
 
 
 def test_a_full_disk_under_the_checkpoints_costs_a_warning(tmp_path):

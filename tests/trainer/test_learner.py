@@ -16,7 +16,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.checks import check_model
 from titan_rl.controller.recovery.nonfinite_batches import NonfiniteStreak
 from titan_rl.data.batches.packing import fit_rows, pack
-from titan_rl.data.nonfinite import BadNumbers, Culprit
+from titan_rl.data.nonfinite import Culprit, NonfiniteBatch
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.kernels import linear_logprob
 from titan_rl.models.builtin.tiny import make_tiny
@@ -408,7 +408,7 @@ def _moments(learner):
 
 @pytest.mark.parametrize("row_tokens", [30, 1000])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_bad_numbers_name_the_sample_and_change_nothing(make_learner, fault, row_tokens):
+def test_nonfinite_values_name_the_sample_and_change_nothing(make_learner, fault, row_tokens):
     learner, other = make_learner(), make_learner()
     poison(learner)
     for one in (learner, other):
@@ -418,7 +418,7 @@ def test_bad_numbers_name_the_sample_and_change_nothing(make_learner, fault, row
         name = spoil_a_weight(learner)
         before = state(learner)
     found = learner.train(with_fault(batch_of(1, row_tokens=row_tokens), fault, "p1", 2).rows[0], True)
-    assert isinstance(found, BadNumbers)
+    assert isinstance(found, NonfiniteBatch)
     after = state(learner)
     assert all(torch.equal(before[key].nan_to_num(7.0), after[key].nan_to_num(7.0)) for key in before)
     if fault == "weights":
@@ -459,7 +459,7 @@ def test_a_token_of_another_world_is_no_fault(make_learner):
     assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-6) and found.loss > 1e5
 
 
-def test_bad_numbers_end_sft_by_name(make_learner):
+def test_nonfinite_values_end_sft_by_name(make_learner):
     batch = with_fault(batch_of(1), "loss", "p1", 2)
     for row in batch.rows[0]:
         row.advantage_S[:] = np.nan
@@ -467,7 +467,7 @@ def test_bad_numbers_end_sft_by_name(make_learner):
         make_learner().sft([batch_of(0).rows[0], batch.rows[0]], lr=1e-3)
 
 
-def test_a_row_of_bad_numbers_ends_only_with_a_step_that_is_new():
+def test_a_streak_of_nonfinite_batches_ends_only_with_a_step_that_is_new():
     streak = NonfiniteStreak()
     for event, step, length in (
         ("bad", 5, 1),

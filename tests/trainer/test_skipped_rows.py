@@ -16,8 +16,8 @@ from row_tasks import write
 from titan_rl.config.load import load_config
 from titan_rl.controller.loop.shutdown import StopRequest
 from titan_rl.controller.offline.controller import DataComponents, OfflineController
-from titan_rl.controller.recovery.nonfinite_batches import BadNumbersError, NonfiniteBatches
-from titan_rl.data.nonfinite import BadNumbers, Culprit
+from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatches, NonfiniteBatchesError
+from titan_rl.data.nonfinite import Culprit, NonfiniteBatch
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.records.metrics import UPDATE_LEFT_OUT, MetricsLog, read_metrics
@@ -126,7 +126,7 @@ def test_the_row_is_named_and_of_a_pair_the_answer(tmp_path, model_path, fault, 
     [found] = asyncio.run(trainer.train([batch], 1))
     is_of_one = name not in ("sft", "kto") and fault not in ("gradient", "loss")
     what = f"{fault} of the rejected answer" if is_of_one else fault
-    assert isinstance(found, BadNumbers) and found.culprits == [Culprit(place, None, what)]
+    assert isinstance(found, NonfiniteBatch) and found.culprits == [Culprit(place, None, what)]
     assert str(found).endswith(f": {what} of {place}")
     assert all(torch.equal(before[shard.name], shard.tensor) for shard in trainer.learner.shards())
 
@@ -233,7 +233,7 @@ def test_steps_that_are_done_again_come_out_as_they_did(disturbed, tmp_path, mod
 def test_where_all_rows_are_at_fault_the_model_is_and_none_is_left_out(tmp_path, model_path):
     write_rows(tmp_path, "reward_model", dict.fromkeys(range(1, NUM_ROWS + 1), HUGE))
     run = Run(tmp_path / "run", tmp_path, model_path)
-    with pytest.raises(BadNumbersError, match="3 batches in a row"):
+    with pytest.raises(NonfiniteBatchesError, match="3 batches in a row"):
         run.go()
     assert run.attempts == [1, 2, 3] and run.progress.step == 3 and not run.run_dir.left_out_rows.exists()
     assert [record["step"] for record in read_metrics(run.run_dir.root) if UPDATE_LEFT_OUT in record] == [1, 2, 3]
@@ -241,7 +241,7 @@ def test_where_all_rows_are_at_fault_the_model_is_and_none_is_left_out(tmp_path,
 
 def test_where_weights_are_not_finite_no_row_is_to_blame(disturbed):
     spoil_a_weight(disturbed.trainer.learner)
-    with pytest.raises(BadNumbersError, match="weights are not finite"):
+    with pytest.raises(NonfiniteBatchesError, match="weights are not finite"):
         disturbed.go()
     assert not disturbed.run_dir.left_out_rows.exists()
 

@@ -28,7 +28,8 @@ _ROLE_COLUMNS = {
 """Column of each need."""
 _WORD_COLUMNS = ("word_logprob_SK", "teacher_word_logprob_SK")
 _TAKEN = {f.name for f in fields(StepMetrics)} | {"step", "count", "reward", "accuracy", "response_length", "truncated"}
-_TAKEN |= {"groups_with_signal", "bad_batches_in_a_row", "sampled_per_trained", "overlong_punishment", "task_reward"}
+_TAKEN |= {"groups_with_signal", "nonfinite_batches_in_a_row", "sampled_per_trained"}
+_TAKEN |= {"overlong_punishment", "task_reward"}
 _TAKEN |= {"passed_over", "reward_min", "reward_max", "grade", "grade_min", "grade_max", "effective_answers"}
 _TAKEN |= {"turns", "reply_tokens", "prompt_tokens_cached"}
 _TAKEN_BEGINNINGS = ("seconds_", "tokens_per_second_", "held_out_", "checkpoint_", "slowest_", "staleness_", "critic_")

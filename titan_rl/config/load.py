@@ -41,6 +41,8 @@ RENAMED_KEYS = {
     ("mesh", "hosts"): "worker_loops",
     ("model", "chat_template_kwargs"): "chat_template.options",
     ("model", "chat_template_date"): "chat_template.date",
+    ("recovery", "bad_numbers"): "nonfinite",
+    ("recovery", "max_bad_steps"): "max_nonfinite_steps",
 }
 """The same for keys: section and former name to the new one."""
 SWITCHES = {"sft": ("steps", 0), "lora": ("rank", 0), "curriculum": ("least_chance", 1), "hosts": ("launcher", "local")}

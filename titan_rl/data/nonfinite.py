@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 _MAX_NAMED = 8
-"""Samples that a message about bad numbers names."""
+"""Samples that a message about non-finite values names."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class BadNumbers:
+class NonfiniteBatch:
     """Instead of StepMetrics: a batch that was not applied, since its loss or gradient is not finite."""
 
     reason: str

@@ -16,7 +16,7 @@ from titan_rl.environments.registry import correct
 from titan_rl.records.trackers import Trackers
 
 UPDATE_LEFT_OUT = "update_left_out"
-"""Of a step on data that counts as done although bad numbers kept its update from being applied."""
+"""Of a step on data that counts as done although non-finite values kept its update from being applied."""
 
 
 def sampling_metrics(groups: list[Group], version: int, thinking_budget: int = 0) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 
 from titan_rl.config.sections.schema import Config
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.model.sharded_model import ShardedModel
@@ -71,7 +71,7 @@ class TrainerRank(ABC):
     @abstractmethod
     def train_step(
         self, batches: list[list[Row]], has_signal: list[bool], role_columns: Sequence[RowColumns] = ()
-    ) -> list[StepMetrics | BadNumbers]:
+    ) -> list[StepMetrics | NonfiniteBatch]:
         """Train on one step; ``batches[i]`` holds the rows of update i.
 
         Returns the result of each update; empty on ranks of a learned role."""

@@ -371,11 +371,11 @@ def test_rollouts_that_differ_are_named(witnessed, names, said):
     assert said in contradictions(witnessed)
 
 
-def test_bad_numbers_may_be_among_a_steps_rollouts(witnessed):
+def test_nonfinite_batches_may_be_among_a_steps_rollouts(witnessed):
     ledger = Ledger(witnessed / "ledger.db")
     ledger.issue(["f"], SIZE)
     ledger.settle({"e": [None] * SIZE}, 3)
-    ledger.settle({"f": ["bad_numbers"] * SIZE})
+    ledger.settle({"f": ["nonfinite"] * SIZE})
     record(witnessed, 3, "e", "f")
     assert contradictions(witnessed) == []
 

@@ -11,7 +11,7 @@ from mistakes import assert_one_line
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.checks import check
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import StepMetrics
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
@@ -51,7 +51,7 @@ def same(before: dict, after: dict, beginning: str = "") -> bool:
     return all(torch.equal(before[name], after[name]) for name in before if name.startswith(beginning))
 
 
-def step(learner: Learner, *seeds: int) -> list[StepMetrics | BadNumbers]:
+def step(learner: Learner, *seeds: int) -> list[StepMetrics | NonfiniteBatch]:
     return learner.train_step([batch_of(seed).rows[0] for seed in seeds], [True] * len(seeds))
 
 
@@ -100,7 +100,7 @@ def test_in_the_warm_up_only_the_critic_is_trained(model):
 
 @pytest.mark.parametrize("updates", [1, 3])
 @pytest.mark.parametrize("fault", ["value", "return"])
-def test_bad_numbers_of_the_critic_keep_the_batch_from_both(model, updates, fault, monkeypatch):
+def test_nonfinite_values_of_the_critic_keep_the_batch_from_both(model, updates, fault, monkeypatch):
     learner = learner_of(model, critic={"updates": updates})
     step(learner, 3)
     before, moments = weights(learner), [t.clone() for t in learner.learned._state()]
@@ -125,7 +125,7 @@ def test_bad_numbers_of_the_critic_keep_the_batch_from_both(model, updates, faul
 
         monkeypatch.setattr(learner.learned, "_gradients", failing)
     [found] = step(learner, 0)
-    assert isinstance(found, BadNumbers) and found.reason.startswith("critic: the loss is")
+    assert isinstance(found, NonfiniteBatch) and found.reason.startswith("critic: the loss is")
     assert not found.weights
     if fault == "return":
         assert {culprit.what for culprit in found.culprits} == {"loss"} and found.culprits

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from titan_rl.config.load import ConfigError, flat, load_config
 from titan_rl.controller.preflight.checks import check
 from titan_rl.controller.preflight.resume import first_change
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
@@ -51,7 +51,7 @@ def rows_of(*seeds: int) -> list[list[Row]]:
     return [batch_of(seed, with_outcomes=True).rows[0] for seed in seeds]
 
 
-def step(learner: Learner, *seeds: int) -> list[StepMetrics | BadNumbers]:
+def step(learner: Learner, *seeds: int) -> list[StepMetrics | NonfiniteBatch]:
     return learner.train_step(rows_of(*seeds), [True] * len(seeds))
 
 
@@ -160,19 +160,19 @@ def test_in_the_warm_up_it_alone_is_trained(model, update):
     assert policy == [True, True, False] and not any(learned)
 
 
-# bad numbers
+# non-finite values
 
 
 @UPDATES
 @pytest.mark.parametrize("updates", [1, 2])
-def test_bad_numbers_of_it_keep_the_batch_from_both(model, update, updates):
+def test_nonfinite_values_of_it_keep_the_batch_from_both(model, update, updates):
     learner = learner_of(model, update=update, updates=updates)
     step(learner, 3)
     before, kept = weights(learner), state(learner)
     [rows] = rows_of(0)
     rows[0].found["outcome_S"][0] = np.nan
     [found] = learner.train_step([rows], [True])
-    assert isinstance(found, BadNumbers) and found.reason == "implicit_reward: the loss is nan"
+    assert isinstance(found, NonfiniteBatch) and found.reason == "implicit_reward: the loss is nan"
     name, sample, _ = rows[0].owners[0]
     assert [(c.prompt_id, c.sample, c.what) for c in found.culprits] == [(name, sample, "outcome")]
     assert same(before, weights(learner)) and same_state(kept, state(learner))
@@ -201,7 +201,7 @@ def test_of_several_batches_it_learns_those_that_the_policy_applied(model, updat
     )
     bad = with_fault(batch_of(0, with_outcomes=True), "sampling logprob", "p1", 2).rows[0]
     answers = learner.train_step([bad, *rows_of(1)], [True, True])
-    assert [type(answer) for answer in answers] == [BadNumbers, StepMetrics]
+    assert [type(answer) for answer in answers] == [NonfiniteBatch, StepMetrics]
     step(other, 1)
     assert same_state(state(learner), state(other)) and state(learner)[1] == 1
 

@@ -1,5 +1,5 @@
-"""A critic or an implicit reward model in processes of its own: steps, bad numbers, checkpoints and snapshots come out
-as they do beside the policy, whatever layout either has."""
+"""A critic or an implicit reward model in processes of its own: steps, non-finite values, checkpoints and snapshots
+come out as they do beside the policy, whatever layout either has."""
 
 import math
 import traceback
@@ -17,7 +17,7 @@ from rank_processes import run_ranks
 from transformers import AutoModelForSequenceClassification
 
 from titan_rl.config.load import load_config
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.models.builtin.tiny import make_tiny
 
 ADAM = {"lr": 1e-3, "eps": EPS}
@@ -109,7 +109,7 @@ def run_steps(side, case: Case, pull) -> list:
 
 
 def _plain(answer):
-    if isinstance(answer, BadNumbers):
+    if isinstance(answer, NonfiniteBatch):
         return str(answer)
     numbers = answer.loss_metrics | {"loss": answer.loss, "grad_norm": answer.grad_norm}
     return {name: value for name, value in numbers.items() if "seconds" not in name}

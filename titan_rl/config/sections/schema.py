@@ -352,10 +352,10 @@ class RecoveryConfig:
     """Have a process of each kind wait, with its imports done, for somebody to die; a few hundred MB of memory each."""
     warm_spares: Whole = 0
     """Engines that wait with their model loaded, instead of a standby, for a generator to die."""
-    bad_numbers: Literal["skip", "rollback"] = "skip"
+    nonfinite: Literal["skip", "rollback"] = "skip"
     """What follows a loss or gradient that is not finite: another batch, or first a return to the last checkpoint."""
-    max_bad_steps: Count = 3
-    """Batches in a row with bad numbers after which the run stops."""
+    max_nonfinite_steps: Count = 3
+    """Batches in a row with non-finite values after which the run stops."""
 
     @property
     def has_standbys(self) -> bool:

@@ -11,7 +11,7 @@ from titan_rl.controller.loop.controller import Controller
 from titan_rl.controller.loop.reporting import PhaseTimer, StepReport
 from titan_rl.controller.loop.rollout_queue import Collected
 from titan_rl.controller.session import Session
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Batch, Group, StepMetrics
 from titan_rl.trainer.roles.names import learned_role
 
@@ -62,7 +62,7 @@ class CustomStep:
         [batch] = self.controller.batches(groups)
         return batch
 
-    async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
+    async def forward_backward(self, batch: Batch) -> StepMetrics | NonfiniteBatch:
         """Compute gradients of a batch; another call replaces them."""
         if self._is_applied:
             raise OrderError("the update of this step is made: publish comes next")
@@ -73,7 +73,7 @@ class CustomStep:
         if self._batch is None or self._is_applied:
             raise OrderError("there are no gradients: forward_backward comes first")
 
-        async def update(step: int) -> list[StepMetrics | BadNumbers]:
+        async def update(step: int) -> list[StepMetrics | NonfiniteBatch]:
             return [await self.controller.trainer.optim_step(step)]
 
         self._metrics = await self.controller.train(self._sampled, update)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from titan_rl.controller.interactive.custom_step import CustomStep
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.meshes import Meshes
@@ -52,7 +52,7 @@ class TrainerHandle:
         """``in_turn``: runs a coroutine when no other runs. ``custom_step``: the current one, or an error."""
         self._meshes, self._in_turn, self._custom_step = meshes, in_turn, custom_step
 
-    async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
+    async def forward_backward(self, batch: Batch) -> StepMetrics | NonfiniteBatch:
         """Gradients of the current step; loss and gradient norm, or the samples with NaN or Inf."""
         own = self._custom_step()
         return await self._in_turn(lambda: own.forward_backward(batch))

@@ -44,7 +44,7 @@ from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
 from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatches
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Batch, EngineStatistics, Group, Layout, Prompt, StepMetrics
 from titan_rl.environments.rollout.suites import Suite
 from titan_rl.mesh.control.weight_sync import OnLive
@@ -59,7 +59,7 @@ from titan_rl.records.steps.rollouts import write_rollouts
 
 _DELIVERY_SECONDS = 60.0
 """For which a run that is stopped waits for its last weights to be live, so that its last step is reported."""
-Update = Callable[[int], Awaitable[list[StepMetrics | BadNumbers]]]
+Update = Callable[[int], Awaitable[list[StepMetrics | NonfiniteBatch]]]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Controller(Loop):
         self.queue.admission.restart(0)
         await self._send_weights(0)
         self.progress.held_out_before = await self.evaluate("before reinforcement learning")
-        if self.config.recovery.bad_numbers == "rollback":
+        if self.config.recovery.nonfinite == "rollback":
             await self.save()  # something to go back to from the first step on
 
     async def resume(self) -> None:
@@ -189,7 +189,9 @@ class Controller(Loop):
     # one step
 
     async def step(self) -> None:
-        """Sample, train, publish; then what is due besides. Errors: Stopped; BadNumbersError; an actor's fault."""
+        """Sample, train, publish; then what is due besides.
+
+        Errors: Stopped; NonfiniteBatchesError; an actor's fault."""
         timer = PhaseTimer()
         collected, batches, metrics = await self._sample_and_train(timer)
         await self.publish(StepReport(self.progress.step, collected, batches, metrics, timer))
@@ -207,7 +209,7 @@ class Controller(Loop):
             await self.save()
 
     async def _sample_and_train(self, timer: PhaseTimer) -> tuple[Collected, list[Batch], StepMetrics]:
-        """The first batch that can be applied: one with bad numbers does not make a step."""
+        """The first batch that can be applied: one with non-finite values does not make a step."""
         while True:
             collected = await self.sample()
             timer.end("wait")
@@ -232,7 +234,7 @@ class Controller(Loop):
     async def train(self, collected: Collected, update: Update) -> StepMetrics | None:
         """The optimizer steps of a batch, while its rollouts are written down; then it counts as trained.
 
-        ``update(step)`` makes them. None if bad numbers kept it from being a step. Errors: BadNumbersError.
+        ``update(step)`` makes them. None if non-finite values kept it from being a step. Errors: NonfiniteBatchesError.
         """
         step = self.progress.step + 1
         self.reporter.enter(self.progress.step, "training")
@@ -244,12 +246,12 @@ class Controller(Loop):
         return await self._count(step, collected, results)
 
     async def _count(
-        self, step: int, collected: Collected, results: list[StepMetrics | BadNumbers]
+        self, step: int, collected: Collected, results: list[StepMetrics | NonfiniteBatch]
     ) -> StepMetrics | None:
         """Settle a batch of which these updates came; None if none was applied."""
         parts = list(zip(update_parts(collected.groups, self.config.algorithm), results, strict=True))
         trained = [group for part, answer in parts if isinstance(answer, StepMetrics) for group in part]
-        bad = [group for part, answer in parts if isinstance(answer, BadNumbers) for group in part]
+        bad = [group for part, answer in parts if isinstance(answer, NonfiniteBatch) for group in part]
         if trained:
             self.reporter.curriculum_updated(step, self.recovery.stream.record_step(step, collected.sampled))
         self.queue.settle(trained, bad, step)
@@ -257,7 +259,7 @@ class Controller(Loop):
             self.progress.step = step
         self._is_between_steps = True  # not before: what cannot be written down did not happen, so it is not saved
         if bad:
-            await self._after_bad_numbers(step, results, bad, is_lost=not trained)
+            await self._after_nonfinite_batch(step, results, bad, is_lost=not trained)
         else:
             self.nonfinite_batches.end_streak(step)
         if self.progress.step != step:
@@ -266,15 +268,15 @@ class Controller(Loop):
             self.progress.seconds_to_first_step = time.perf_counter() - self.progress.started
         return mean_metrics([answer for answer in results if isinstance(answer, StepMetrics)])
 
-    async def _after_bad_numbers(
-        self, step: int, results: list[StepMetrics | BadNumbers], bad: list[Group], is_lost: bool
+    async def _after_nonfinite_batch(
+        self, step: int, results: list[StepMetrics | NonfiniteBatch], bad: list[Group], is_lost: bool
     ) -> None:
         """Name the samples; then stop, go back to the last checkpoint, or simply go on."""
         if is_lost:
             self.queue.give_back_batch()
-        findings = [answer for answer in results if isinstance(answer, BadNumbers)]
+        findings = [answer for answer in results if isinstance(answer, NonfiniteBatch)]
         await self.nonfinite_batches.record(step, findings, len(bad), is_lost)
-        if self.config.recovery.bad_numbers == "rollback":
+        if self.config.recovery.nonfinite == "rollback":
             await self._roll_back()
 
     async def _roll_back(self) -> None:

@@ -1,7 +1,7 @@
 """The loop that a session drives: controller.py has it for a run with generators, offline/ for one on data.
 
 A loop owns the order of things and nothing else. Errors of all coroutines but ``rescue``: Stopped once a stop was asked
-for, BadNumbersError, or an actor's fault.
+for, NonfiniteBatchesError, or an actor's fault.
 """
 
 from abc import abstractmethod

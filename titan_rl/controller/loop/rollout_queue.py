@@ -209,12 +209,12 @@ class RolloutQueue:
     # the account
 
     def settle(self, trained: list[Group], bad: list[Group], step: int) -> None:
-        """After a step's updates: whose samples were trained on, and whose were left out for bad numbers.
+        """After a step's updates: whose samples were trained on, and whose were left out for non-finite values.
 
         Errors: LedgerError if the account does not add up.
         """
         self.ledger.settle(self._outcomes(trained), step)
-        self.ledger.settle(self._outcomes(bad, "bad_numbers"))
+        self.ledger.settle(self._outcomes(bad, "nonfinite"))
         self.ledger.check((len(self._in_flight) + len(self._backlog)) * self.config.rollout.group_size)
 
     def _outcomes(self, groups: list[Group], fault: str | None = None) -> Outcomes:

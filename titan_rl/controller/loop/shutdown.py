@@ -130,11 +130,11 @@ class Shutdown:
             self.log(f"could not save step {step}: {failure}")
 
     def _has_news(self, error: BaseException) -> bool:
-        from titan_rl.controller.recovery.nonfinite_batches import BadNumbersError
+        from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatchesError
 
         if self.progress.step == self.checkpointing.saved_step:
             return False
-        if not self.progress.step and not isinstance(error, BadNumbersError):
+        if not self.progress.step and not isinstance(error, NonfiniteBatchesError):
             return False
         if not self.nonfinite_batches.weights_are_finite:
             self.log("the weights are not finite, so they are not saved: the newest checkpoint is the last good")

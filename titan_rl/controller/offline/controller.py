@@ -24,7 +24,7 @@ from titan_rl.controller.preflight.live_settings import Effect, Effects
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
 from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatches
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.environments.rollout.suites import Suite
 from titan_rl.mesh.meshes import Meshes
@@ -134,7 +134,7 @@ class OfflineController(Loop):
     # one step
 
     async def step(self) -> None:
-        """Train; then what is due besides. Errors: Stopped; BadNumbersError; an actor's fault."""
+        """Train; then what is due besides. Errors: Stopped; NonfiniteBatchesError; an actor's fault."""
         self.stop.check()
         await self._train(PhaseTimer())
         config = self.steps.config
@@ -149,7 +149,7 @@ class OfflineController(Loop):
         step = self.progress.step + 1
         self.reporter.enter(self.progress.step, "training")
         batch, result = await self._attempt(step)
-        while isinstance(result, BadNumbers) and self.progress.step < step:
+        while isinstance(result, NonfiniteBatch) and self.progress.step < step:
             batch, result = await self._attempt(step)
         timer.end("train")
         if self.progress.seconds_to_first_step is None:
@@ -159,24 +159,24 @@ class OfflineController(Loop):
             self.reporter.trained(self._record(step, batch, result, timer))
             self._compare(step, result)
 
-    async def _attempt(self, step: int) -> tuple[Batch, StepMetrics | BadNumbers]:
-        """After bad numbers, which change nothing, the step is still to be done if rows are to blame. If none is, it
-        counts as done: the same rows would bring them again, and so they do whenever the step is done again.
+    async def _attempt(self, step: int) -> tuple[Batch, StepMetrics | NonfiniteBatch]:
+        """After non-finite values, which change nothing, the step is still to be done if rows are to blame. If none
+        is, it counts as done: the same rows would bring them again, and so they do whenever the step is done again.
 
-        Errors: BadNumbersError."""
+        Errors: NonfiniteBatchesError."""
         self._is_between_steps = False
         batch, result = await self.steps.train(self.trainer, step)
         is_done = isinstance(result, StepMetrics) or not self._leave_out(step, result)
         self.progress.step, self._is_between_steps = step if is_done else step - 1, True
-        if isinstance(result, BadNumbers):
+        if isinstance(result, NonfiniteBatch):
             if is_done:
                 self.reporter.metrics.write({"step": step, UPDATE_LEFT_OUT: 1})
             await self.nonfinite_batches.record(step, [result], len(self.steps.examples(step)), is_lost=False)
         return batch, result
 
-    def _leave_out(self, step: int, finding: BadNumbers) -> bool:
-        """From this step on leave out the rows that bad numbers came from. False if that is no remedy: where weights
-        are not finite, or no row is to blame, or all are, which tells of the model and not of them."""
+    def _leave_out(self, step: int, finding: NonfiniteBatch) -> bool:
+        """From this step on leave out the rows that non-finite values came from. False if that is no remedy: where
+        weights are not finite, or no row is to blame, or all are, which tells of the model and not of them."""
         why = {culprit.prompt_id: culprit.what for culprit in finding.culprits}
         drawn = {example.place for example in self.steps.examples(step)}
         if finding.weights or not why or drawn <= why.keys():

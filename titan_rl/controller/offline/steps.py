@@ -1,6 +1,6 @@
 """What each step of a run without a generator is trained on, and what held-out data says of the weights.
 
-A step's examples follow from its number, and from which rows met bad numbers by then, which is recorded
+A step's examples follow from its number, and from which rows met non-finite values by then, which is recorded
 (records/steps/skipped_rows.py): so a run that goes on anywhere, and a trainer that is repaired, draws the same again.
 The trainer is asked, and nothing is decided here.
 """
@@ -17,7 +17,7 @@ from titan_rl.algorithms.offline.kto import with_zero
 from titan_rl.algorithms.offline.sft import SFT
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.interface import HeldOut
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.rows.examples import Example, as_pairs, mismatched
 from titan_rl.data.types import Batch, Layout, Row, StepMetrics
@@ -62,10 +62,10 @@ class DataSteps:
     async def batch(self, trainer: Trainer, step: int) -> Batch:
         return self._pack(await self._with_zero(trainer, self.examples(step)))
 
-    async def train(self, trainer: Trainer, step: int) -> tuple[Batch, StepMetrics | BadNumbers]:
+    async def train(self, trainer: Trainer, step: int) -> tuple[Batch, StepMetrics | NonfiniteBatch]:
         """A step, and what it was trained on. The trainer must be at the step before."""
         if not self.examples(step):
-            return self._pack([]), BadNumbers("all of its rows are left out", [], [], 0)
+            return self._pack([]), NonfiniteBatch("all of its rows are left out", [], [], 0)
         batch = await self.batch(trainer, step)
         [result] = await trainer.train([batch], step)
         return batch, result

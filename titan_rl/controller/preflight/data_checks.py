@@ -20,8 +20,8 @@ from titan_rl.environments.rollout.synthetic_data import synthetic_rows
 def check_settings(config: Config, algorithm: Algorithm) -> None:
     """Errors: ConfigError for a setting that would have another effect than its name says."""
     setting = f"algorithm.name = {config.algorithm.name!r}"
-    if config.recovery.bad_numbers == "rollback":
-        raise ConfigError("recovery.bad_numbers = 'rollback' would meet the same rows of data.file again: leave it out")
+    if config.recovery.nonfinite == "rollback":
+        raise ConfigError("recovery.nonfinite = 'rollback' would meet the same rows of data.file again: leave it out")
     if config.sft.steps and algorithm.trains_on == "demonstrations":
         raise ConfigError(
             f"[sft] steps are steps before another algorithm's: with {setting} set training.steps instead"

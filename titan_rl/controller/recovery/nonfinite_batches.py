@@ -4,12 +4,12 @@ import asyncio
 
 from titan_rl.config.sections.schema import RecoveryConfig
 from titan_rl.data.callbacks import Log, RecordMetrics
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.rollouts import set_aside_rollouts
 
 
-class BadNumbersError(RuntimeError):
+class NonfiniteBatchesError(RuntimeError):
     """Too many batches in a row whose loss or gradient was not finite."""
 
 
@@ -50,19 +50,21 @@ class NonfiniteBatches:
         """Mark the weights as finite after a rollback."""
         self.weights_are_finite = True
 
-    async def record(self, step: int, findings: list[BadNumbers], num_groups: int, is_lost: bool) -> None:
+    async def record(self, step: int, findings: list[NonfiniteBatch], num_groups: int, is_lost: bool) -> None:
         """Record skipped updates of a step. ``is_lost``: all of them, so another batch must make the step.
 
-        Errors: BadNumbersError after ``recovery.max_bad_steps`` in a row.
+        Errors: NonfiniteBatchesError after ``recovery.max_nonfinite_steps`` in a row.
         """
         self._streak.bad(step)
         count = self._streak.length
         self.weights_are_finite = not any(answer.weights for answer in findings)
         for answer in findings:
             self.log(f"step {step}: {answer}; the update was left out")
-        self.record_metrics({"step": step, "bad_batches_in_a_row": count})
+        self.record_metrics({"step": step, "nonfinite_batches_in_a_row": count})
         if is_lost:
             kept = await asyncio.to_thread(set_aside_rollouts, self.run_dir.rollouts, step)
             self.log(f"its {num_groups} groups are discarded, and kept in {kept}")
-        if count >= self.settings.max_bad_steps:
-            raise BadNumbersError(f"{count} batches in a row had NaN or Inf, the last at step {step}: {findings[-1]}")
+        if count >= self.settings.max_nonfinite_steps:
+            raise NonfiniteBatchesError(
+                f"{count} batches in a row had NaN or Inf, the last at step {step}: {findings[-1]}"
+            )

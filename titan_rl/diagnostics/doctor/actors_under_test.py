@@ -22,7 +22,7 @@ from titan_rl.controller.interactive.trainer import token_table
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.controller.wiring import Actors
 from titan_rl.data.batches.packing import pack, token_weights
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.storage.sampling_mask import joined
 from titan_rl.data.types import (
@@ -208,7 +208,7 @@ class ActorsUnderTest:
     async def read(self, batch: Batch) -> Reading:
         """The trainer's own forward and backward; its gradients stay until the next."""
         metrics = await self.trainer.forward_backward(batch)
-        if isinstance(metrics, BadNumbers):
+        if isinstance(metrics, NonfiniteBatch):
             raise CheckFailed("the loss or its gradient is NaN or Inf", str(metrics))
         numbers = list(range(len(batch.rows)))
         answers = await self.ask_trainer(lambda learner: (learner.share(numbers), learner.logprobs()))
@@ -235,7 +235,7 @@ class ActorsUnderTest:
         """The optimizer's step on the gradients of the last reading."""
         self.step += 1
         answer = await self.trainer.optim_step(self.step)
-        if isinstance(answer, BadNumbers):
+        if isinstance(answer, NonfiniteBatch):
             raise CheckFailed("the update produced NaN or Inf", str(answer))
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from titan_rl.algorithms.batches.batching import sft_batches, step_batches
 from titan_rl.controller.offline.steps import DataSteps
 from titan_rl.controller.preflight.checks import Checked
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.text.tokenizer import load_tokenizer
 from titan_rl.data.types import Rollout, Row, StepMetrics
 from titan_rl.environments.prompts.stream import sft_stream
@@ -41,7 +41,7 @@ class RolloutSteps:
         prompts = islice(sft_stream(checked.task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
         return asyncio.run(demonstrate_all(prompts, checked.task, tokenizer, config.verifier.step_timeout))
 
-    async def train(self, trainer: TrainerMesh, step: int) -> list[StepMetrics | BadNumbers]:
+    async def train(self, trainer: TrainerMesh, step: int) -> list[StepMetrics | NonfiniteBatch]:
         checked, groups = self.checked, read_rollouts(self.run_dir.rollouts, step)
         return await trainer.train(step_batches(groups, checked.algorithm, checked.config, checked.titan.layout), step)
 
@@ -58,7 +58,7 @@ class DataReplay:
     def sft_rows(self) -> list[list[list[Row]]]:
         return self._steps.sft_rows()
 
-    async def train(self, trainer: TrainerMesh, step: int) -> list[StepMetrics | BadNumbers]:
+    async def train(self, trainer: TrainerMesh, step: int) -> list[StepMetrics | NonfiniteBatch]:
         return [(await self._steps.train(trainer, step))[1]]
 
 
@@ -69,7 +69,7 @@ def steps_of_replay(run_dir: RunDir, checked: Checked, model_path: str) -> Rollo
     return RolloutSteps(run_dir, checked, model_path)
 
 
-def as_metrics(answers: list[StepMetrics | BadNumbers]) -> StepMetrics:
+def as_metrics(answers: list[StepMetrics | NonfiniteBatch]) -> StepMetrics:
     """Metrics of the applied update, as the run recorded it; ``NOTHING`` for a step without one."""
     if done := [answer for answer in answers if isinstance(answer, StepMetrics)]:
         return mean_metrics(done)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.control.colocation import NoColocation
 from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots
@@ -91,7 +91,7 @@ class TrainerMesh:
 
     # calls
 
-    async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
+    async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | NonfiniteBatch]:
         """Run a step's optimizer steps, one a batch; repeated if a rank dies."""
         metrics = await self.ask(lambda: self.trainers.train(batches, step))
         self._has_done(step)
@@ -103,18 +103,18 @@ class TrainerMesh:
         for standby in self.standbys:
             standby.make()
 
-    async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
+    async def forward_backward(self, batch: Batch) -> StepMetrics | NonfiniteBatch:
         """Compute the gradients of one update, for a custom training loop; ``optim_step`` applies them."""
         self._own = batch
         return await self.ask(self._gradients)
 
-    async def optim_step(self, step: int) -> StepMetrics | BadNumbers:
+    async def optim_step(self, step: int) -> StepMetrics | NonfiniteBatch:
         """Apply the update; gradients are recomputed after a repair."""
         answer = await self.ask(lambda: self._update(step))
         self._has_done(step)
         return answer
 
-    async def _gradients(self) -> StepMetrics | BadNumbers:
+    async def _gradients(self) -> StepMetrics | NonfiniteBatch:
         metrics = await self.trainers.forward_backward(self._own_batch())
         self._gradients_since = self._num_repaired
         return metrics
@@ -123,7 +123,7 @@ class TrainerMesh:
         assert self._own is not None  # ``forward_backward`` comes first
         return self._own
 
-    async def _update(self, step: int) -> StepMetrics | BadNumbers:
+    async def _update(self, step: int) -> StepMetrics | NonfiniteBatch:
         if self._gradients_since != self._num_repaired:
             await self._gradients()
         return await self.trainers.optim_step(self._own_batch().has_signal, step)

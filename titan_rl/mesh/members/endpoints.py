@@ -1,7 +1,7 @@
 """The actors' endpoints as stubs: what each is called with, and what it answers. The actors say what each does."""
 
 from titan_rl.config.sections.schema import Config
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import (
     Completion,
     EngineStatistics,
@@ -72,15 +72,15 @@ class TrainerEndpoints(PreparedEndpoints):
         role_outputs: list[list[RowsHandle]],
         has_signal: list[bool],
         snapshot: int | None,
-    ) -> tuple[list[StepMetrics | BadNumbers], float, RankReport]: ...
+    ) -> tuple[list[StepMetrics | NonfiniteBatch], float, RankReport]: ...
 
     @stub
     def forward_backward(
         self, batches: list[RowsHandle], role_outputs: list[list[RowsHandle]]
-    ) -> StepMetrics | BadNumbers: ...
+    ) -> StepMetrics | NonfiniteBatch: ...
 
     @stub
-    def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers: ...
+    def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | NonfiniteBatch: ...
 
     @stub
     def evaluate(self, batches: list[RowsHandle], role_outputs: list[list[RowsHandle]], name: str) -> StepMetrics: ...

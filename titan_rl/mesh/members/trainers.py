@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
@@ -129,7 +129,7 @@ class Trainers:
             await collect(self.ranks, *request.arguments[: _WRITTEN[request.endpoint]])
         return answers
 
-    async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
+    async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | NonfiniteBatch]:
         """Run a step's optimizer steps, one a batch (``rows[group]`` are its rows).
 
         With the last one a snapshot is taken, if the config wants one of this step.
@@ -152,7 +152,7 @@ class Trainers:
         every = self.config.recovery.snapshot_every
         return step if every and step % every == 0 else None
 
-    async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
+    async def forward_backward(self, batch: Batch) -> StepMetrics | NonfiniteBatch:
         """Compute the gradients of a step's one update; ``optim_step`` applies them."""
         with self._staged_by_group([batch.rows]) as handles:
             role_outputs = await self.roles.compute_outputs(handles)
@@ -160,7 +160,7 @@ class Trainers:
                 0
             ]
 
-    async def optim_step(self, has_signal: bool, step: int) -> StepMetrics | BadNumbers:
+    async def optim_step(self, has_signal: bool, step: int) -> StepMetrics | NonfiniteBatch:
         update = TrainerEndpoints.optim_step(has_signal, self._snapshot_of(step))
         return (await self.call(update, what=f"the update of step {step}"))[0]
 

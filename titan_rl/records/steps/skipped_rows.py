@@ -55,8 +55,8 @@ def _record(row: TooLong) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:
-    """Of rows that met bad numbers. A line that is no record is passed over, such as one that the process died in: what
-    it was to say will be met again."""
+    """Of rows that met non-finite values. A line that is no record is passed over, such as one that the process died
+    in: what it was to say will be met again."""
     for line in read_lines(path) if path.exists() else ():
         try:
             record = json.loads(line)

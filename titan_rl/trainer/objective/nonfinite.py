@@ -23,7 +23,7 @@ import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torc
 from torchtitan.components.optimizer import OptimizersContainer
 
 from titan_rl.data.batches.packing import dummy_row
-from titan_rl.data.nonfinite import BadNumbers, Culprit
+from titan_rl.data.nonfinite import Culprit, NonfiniteBatch
 from titan_rl.data.types import Row
 from titan_rl.trainer.distributed.ranks import gathered
 from titan_rl.trainer.titan_config import TitanConfig
@@ -197,7 +197,7 @@ def _bad_gradients(learner: SearchedModel, rows: list[Row]) -> dict[tuple[str, i
     return causes
 
 
-def find_nonfinite_samples(learner: SearchedModel, rows: list[Row], reason: str) -> BadNumbers:
+def find_nonfinite_samples(learner: SearchedModel, rows: list[Row], reason: str) -> NonfiniteBatch:
     """Find the samples behind a NaN or Inf; all ranks call it after discarding gradients.
 
     Returns the same on each rank."""
@@ -210,4 +210,4 @@ def find_nonfinite_samples(learner: SearchedModel, rows: list[Row], reason: str)
         causes = _bad_gradients(learner, rows)
     names_rows = learner.names_rows
     culprits = [Culprit(name, None if names_rows else sample, what) for (name, sample), what in sorted(causes.items())]
-    return BadNumbers(reason, culprits, weights[:_MAX_WEIGHTS], len(weights))
+    return NonfiniteBatch(reason, culprits, weights[:_MAX_WEIGHTS], len(weights))

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.roles.learned_role import LearnedRoleInterface, RoleResult, RoleState
 
-Answers = list[StepMetrics | BadNumbers]
+Answers = list[StepMetrics | NonfiniteBatch]
 Updates = Callable[[Sequence[RoleResult | None], bool], Answers]
 """The policy's updates: arguments are the role's result on each batch, None if its update comes later, and whether the
 role is in its warmup."""
@@ -34,9 +34,13 @@ def _settle(
 ) -> None:
     """If the policy could not apply all that the role learned from, that goes back to where it was, and learns only
     what was applied."""
-    if [isinstance(result, BadNumbers) for result in results] == [isinstance(result, BadNumbers) for result in answers]:
+    if _were_finite(results) == _were_finite(answers):
         return
     role.restore(state)
     for rows, answer in zip(batches, answers, strict=True):
-        if not isinstance(answer, BadNumbers):
+        if not isinstance(answer, NonfiniteBatch):
             role.learn(rows)
+
+
+def _were_finite(results: Sequence[StepMetrics | RoleResult]) -> list[bool]:
+    return [not isinstance(result, NonfiniteBatch) for result in results]

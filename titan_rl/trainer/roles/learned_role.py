@@ -23,7 +23,7 @@ from torchtitan.distributed import ParallelDims
 
 from titan_rl.config.sections.role_sections import LearnedRoleConfig
 from titan_rl.config.sections.schema import Config
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Row
 from titan_rl.models.weights.shards import Shard
 from titan_rl.trainer.distributed.ranks import (
@@ -39,7 +39,7 @@ from titan_rl.trainer.objective.preparation import completed
 from titan_rl.trainer.objective.whole_rollouts import joined_loss
 from titan_rl.trainer.titan_config import TitanConfig, learned_titan
 
-RoleResult = dict[str, float] | BadNumbers
+RoleResult = dict[str, float] | NonfiniteBatch
 """Result of a batch: metrics, or the non-finite samples for which no update was applied."""
 
 

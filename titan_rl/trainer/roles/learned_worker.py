@@ -16,7 +16,7 @@ import titan_rl.models.device as device  # isort: skip  (before any other torcht
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.batches.packing import dummy_row
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.distributed.ranks import is_first_of_rows, parallel_dims
@@ -61,7 +61,7 @@ class LearnedRoleWorker(TrainerRank):
 
     def train_step(
         self, batches: list[list[Row]], has_signal: list[bool], role_columns: Sequence[RowColumns] = ()
-    ) -> list[StepMetrics | BadNumbers]:
+    ) -> list[StepMetrics | NonfiniteBatch]:
         """Serve requests of the policy's ranks until the step ends; ``batches``: all rows of each update."""
         self._rows = {samples_of(row): row for rows in batches for row in rows if row.owners}
         request = ""

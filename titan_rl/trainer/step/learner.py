@@ -25,7 +25,7 @@ import titan_rl.models.device as device  # isort: skip  (before any other torcht
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.sections.schema import Config
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.models.weights.shards import Shard
@@ -171,7 +171,7 @@ class Learner(TrainerRank):
         """Rows of each update of a step, with columns of roles and final advantages."""
         return self._with_advantages(self._compared(batches))
 
-    def gradients(self, rows: list[Row], role_columns: Sequence[RowColumns] = ()) -> Gradients | BadNumbers:
+    def gradients(self, rows: list[Row], role_columns: Sequence[RowColumns] = ()) -> Gradients | NonfiniteBatch:
         """Gradients of a step's single update, for a custom loop; ``apply_gradients`` follows."""
         self.optimizer.zero_grad()
         [prepared] = self.prepare(with_placed_columns([rows], role_columns))
@@ -197,14 +197,14 @@ class Learner(TrainerRank):
 
     def train_step(
         self, batches: list[list[Row]], has_signal: list[bool], role_columns: Sequence[RowColumns] = ()
-    ) -> list[StepMetrics | BadNumbers]:
+    ) -> list[StepMetrics | NonfiniteBatch]:
         """Train on one step; ``role_columns``: computed by roles in other processes."""
         with self.spans.span("roles"):
             batches = self._compared(with_placed_columns(batches, role_columns))
         self.step_values = []
         moves = [signal or not self.algorithm.is_still_without_advantage for signal in has_signal]
 
-        def updates(results: Sequence[RoleResult | None], waits: bool) -> list[StepMetrics | BadNumbers]:
+        def updates(results: Sequence[RoleResult | None], waits: bool) -> list[StepMetrics | NonfiniteBatch]:
             updates_in_order = zip(self._with_advantages(batches), moves, results, strict=True)
             return [self._recorded(rows, may_move and not waits, result) for rows, may_move, result in updates_in_order]
 
@@ -212,7 +212,9 @@ class Learner(TrainerRank):
             return updates([None] * len(batches), False)
         return joint_step(self.learned, batches, updates)
 
-    def _recorded(self, rows: list[Row], has_signal: bool, role_result: RoleResult | None) -> StepMetrics | BadNumbers:
+    def _recorded(
+        self, rows: list[Row], has_signal: bool, role_result: RoleResult | None
+    ) -> StepMetrics | NonfiniteBatch:
         result = self.train(rows, has_signal, role_result)
         self.step_values.append(self._step_values(rows, result))
         return result
@@ -309,22 +311,22 @@ class Learner(TrainerRank):
 
     def train(
         self, rows: list[Row], has_signal: bool, role_result: RoleResult | None = None
-    ) -> StepMetrics | BadNumbers:
+    ) -> StepMetrics | NonfiniteBatch:
         """One optimizer step on this rank's rows, after the learned role's; every rank gets the same metrics.
 
         If a loss or gradient is not finite, weights, moments and schedules stay as they were, on all ranks.
         ``role_result``: of the role's earlier update on these rows, if there was one.
         """
-        if isinstance(role_result, BadNumbers):
+        if isinstance(role_result, NonfiniteBatch):
             return role_result
         with self.spans.span("forward and backward"):
             gradients = self._make_gradients(rows, role=self._active_role if role_result is None else None)
-        if isinstance(gradients, BadNumbers):
+        if isinstance(gradients, NonfiniteBatch):
             return gradients
         with self.spans.span("optimizer"):
             return self.apply_gradients(gradients, has_signal, role_result)
 
-    def _make_gradients(self, rows: list[Row], *, role: LearnedRoleInterface | None) -> Gradients | BadNumbers:
+    def _make_gradients(self, rows: list[Row], *, role: LearnedRoleInterface | None) -> Gradients | NonfiniteBatch:
         """``role``: to be updated on the rows concurrently."""
         if role is not None:
             role.begin(rows)
@@ -346,12 +348,12 @@ class Learner(TrainerRank):
 
     def apply_gradients(
         self, gradients: Gradients, has_signal: bool, role_result: RoleResult | None = None
-    ) -> StepMetrics | BadNumbers:
+    ) -> StepMetrics | NonfiniteBatch:
         """Apply gradients. ``role_result``: of the role's earlier update on the rows, if there was one."""
         start = time.perf_counter()
         if gradients.role is not None:
             role_result = gradients.role.learn(gradients.rows)
-        if isinstance(role_result, BadNumbers):
+        if isinstance(role_result, NonfiniteBatch):
             self.optimizer.zero_grad()
             return role_result
         learning_rate = self.optimizer_step(has_signal)
@@ -362,9 +364,9 @@ class Learner(TrainerRank):
             seconds_optimizer=gradients.metrics.seconds_optimizer + time.perf_counter() - start,
         )
 
-    def _step_values(self, rows: list[Row], result: StepMetrics | BadNumbers) -> dict[int, np.ndarray]:
+    def _step_values(self, rows: list[Row], result: StepMetrics | NonfiniteBatch) -> dict[int, np.ndarray]:
         """Recorded values of each row that this rank reports (mesh/telemetry/step_record.py)."""
-        if self.gives != "logprob" or isinstance(result, BadNumbers):
+        if self.gives != "logprob" or isinstance(result, NonfiniteBatch):
             return {}
         refined = self.learned is not None or self.algorithm.refines or self.algorithm.normalizes_batch
         row_logprobs = {index: values for index, values in self.logprobs().items() if index < len(rows)}

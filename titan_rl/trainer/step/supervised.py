@@ -13,7 +13,7 @@ from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.offline.sft import SFT
-from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.model.optimizer import build_sft_optimizer
 
@@ -28,7 +28,7 @@ class SupervisedLearner(Protocol):
     @property
     def model_parts(self) -> list[nn.Module]: ...
 
-    def train(self, rows: list[Row], has_signal: bool) -> StepMetrics | BadNumbers: ...
+    def train(self, rows: list[Row], has_signal: bool) -> StepMetrics | NonfiniteBatch: ...
 
 
 def supervised_steps(learner: SupervisedLearner, batches: list[list[Row]], lr: float) -> list[float]:
@@ -37,7 +37,7 @@ def supervised_steps(learner: SupervisedLearner, batches: list[list[Row]], lr: f
     with _instead(learner, SFT(), *build_sft_optimizer(learner.model_parts, lr, len(batches))):
         for rows in batches:
             metrics = learner.train(rows, True)
-            if isinstance(metrics, BadNumbers):
+            if isinstance(metrics, NonfiniteBatch):
                 raise FloatingPointError(f"SFT step {len(losses) + 1}: {metrics}")
             losses.append(metrics.loss)
     return losses

@@ -128,7 +128,7 @@ def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
     import torch.distributed as dist
 
     from titan_rl.config.load import load_config
-    from titan_rl.data.nonfinite import BadNumbers
+    from titan_rl.data.nonfinite import NonfiniteBatch
     from titan_rl.trainer.step.learner import Learner
     from titan_rl.trainer.titan_config import build_titan
 
@@ -146,7 +146,7 @@ def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
         _put_logits_in_full(output_head, HEADS[form])
 
     def run() -> None:
-        assert not isinstance(learner.train(rows, True), BadNumbers)
+        assert not isinstance(learner.train(rows, True), NonfiniteBatch)
 
     run()  # the first step creates the optimizer's state
     return run
