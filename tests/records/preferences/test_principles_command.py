@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from titan_rl import cli
 from titan_rl.cli import main
 from titan_rl.controller.preflight.checks import tokenizer_of
 from titan_rl.diagnostics.principles import command
-from titan_rl.diagnostics.principles.asking import Question, asked
+from titan_rl.diagnostics.principles.asking import Question, Reply, asked
 from titan_rl.diagnostics.principles.backends import request_of
 from titan_rl.diagnostics.principles.verdicts import question
 from titan_rl.diagnostics.principles.work import work_of
@@ -90,6 +91,9 @@ def test_nothing_that_a_model_or_a_row_says_becomes_a_control_token(folder):
         ([*MODEL, "--temperature", "0"], "--temperature 0"),
         ([*MODEL, "--temperature", "7"], "--temperature"),
         ([*MODEL, "--samples", "0", "--revisions", "0"], "nothing to do"),
+        ([*MODEL, "--against", "model", "--revisions", "1"], "--revisions: with --against"),
+        ([*MODEL, "--against", "nowhere"], "nowhere"),
+        (["--against", "model", "--labels", "people", "--judge.url", "http://x", "--judge.model", "m"], "give both"),
         ([*MODEL, "--out", "people"], "not empty"),
         ([*MODEL, "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         ([*MODEL, "--model", "nowhere"], "nowhere"),
@@ -142,6 +146,35 @@ def test_the_command_writes_rows_and_goes_on_where_it_was_killed(folder, monkeyp
     assert "accuracy 100.0% 8 of 8" in said and "position bias 0.0%" in said
     for more, words in ((["--seed", "2"], "another seed"), (["--revisions", "2"], "another revisions")):
         assert main([*line, *more]) == 2 and words in capsys.readouterr().err
+
+
+def test_two_models_answer_one_after_the_other_and_the_second_judges(folder, monkeypatch, capsys):
+    """The score is how often the first one's answer is preferred, by a judge that prefers the longer one."""
+    open_now, asked = [], {"model": [], "other": []}
+    shutil.copytree(folder / "model", folder / "other")
+
+    @asynccontextmanager
+    async def backend(checked, log):
+        name = Path(checked.config.model.path).name
+
+        async def ask(question):
+            asked[name].append(question.name)
+            longest = name == "model" and not question.name.startswith("prompt/000002")
+            return await longer(question) if "/pair/" in question.name else Reply("x" * (2 if longest else 1) + name)
+
+        open_now.append(name)
+        assert len(open_now) == 1, "the engines of one model at a time"
+        yield ask
+        open_now.remove(name)
+
+    monkeypatch.setattr(command, "model_backend", backend)
+    line = ["principles", "constitution.toml", *MODEL, "--against", "other", "--temperature", "0", "--json"]
+    assert main(line) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert asked["model"] == [f"prompt/00000{n}/answer/0" for n in range(3)] and not summary["revisions"]
+    assert len(asked["other"]) == 3 + 3 * 2 and summary["preferred"]["correct"] == 2
+    assert main(line[:-1]) == 0 and len(asked["model"]) == 3 and len(asked["other"]) == 9
+    assert "preferred 66.7% 2 of 3 are --model's" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_judge_by_url_is_measured_on_peoples_labels_alone(folder, capsys):

@@ -10,7 +10,9 @@ MAX_NEW_TOKENS, TEMPERATURE = 512, 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="constitution: a TOML of [[principles]]")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="constitution: TOML of [[principles]], or a recipe's name"
+    )
     parser.add_argument(
         "--model", type=Path, metavar="RUN_OR_MODEL", help="answers, criticizes, revises; judges without --judge.url"
     )
@@ -21,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--samples", type=int, metavar="N", help=f"answers that are compared two by two, 0: no pairs ({SAMPLES})"
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="RUN_OR_MODEL",
+        help="a model whose answers are compared with those of --model",
     )
     parser.add_argument("--labels", type=Path, metavar="DIR", help="collection of people's choices, for agreement")
     parser.add_argument("--seed", type=int, metavar="S", help="of replies, and of the principles that are drawn (1)")

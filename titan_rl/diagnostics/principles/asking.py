@@ -7,7 +7,7 @@ So a command that was killed goes the same way again, and asks nothing twice.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +50,7 @@ class Reply:
         return self.status == "ok" and bool(self.text.strip())
 
 
-Ask = Callable[[Question], Awaitable[Reply]]
+Ask = Callable[[Question], Coroutine[Any, Any, Reply]]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,10 @@ class Recorded:
         self._replies = {each.id: Reply(each.text, each.status) for each in self._journal.entries}
         self.num_asked = 0
         """Questions that were not on record."""
+
+    def has(self, questions: Iterable[Question]) -> bool:
+        """Whether all replies are on record."""
+        return all(question.name in self._replies for question in questions)
 
     def asking(self, ask: Ask) -> Ask:
         """``ask``, for what is not on record."""

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK
 from titan_rl.config.io.printable import say
+from titan_rl.controller.preflight.checks import Checked
 from titan_rl.data.storage.files import DiskFull
 from titan_rl.diagnostics.principles.agreement import agreement_of
 from titan_rl.diagnostics.principles.asking import Ask, Recorded
 from titan_rl.diagnostics.principles.backends import model_backend, server_backend
 from titan_rl.diagnostics.principles.folder import EXCHANGES, SUMMARY, check_folder, held, write_json
 from titan_rl.diagnostics.principles.rows import rows_of
-from titan_rl.diagnostics.principles.stages import Compared, Made, compare, make
+from titan_rl.diagnostics.principles.stages import Compared, Made, compare, make, to_answer
 from titan_rl.diagnostics.principles.summary import summary_of, table
 from titan_rl.diagnostics.principles.work import Overrides, Work, work_of
 from titan_rl.environments.rewards.judge_server import JudgeFailed
@@ -31,6 +32,7 @@ from titan_rl.records.preferences.rows import write_rows
 _ROUNDS_AHEAD, _PLACES = 2, 32
 """Prompts under way for each request that the engines run at once; and where a server alone is asked."""
 T = TypeVar("T")
+_log = partial(say, file=sys.stderr)
 
 
 def principles(options: argparse.Namespace, overrides: Overrides) -> int:
@@ -53,7 +55,7 @@ def _run(work: Work, folder: Path, *, as_json: bool) -> int:
     finally:
         recorded.close()
     agreement = agreement_of(work.labelled, labelled) if work.labelled else None
-    summary = summary_of(made, labelled, agreement)
+    summary = summary_of(made, labelled, agreement, is_duel=work.against is not None)
     written = write_rows(folder, rows_of(made))
     write_json(folder / SUMMARY, summary.as_dict())
     if as_json:
@@ -67,7 +69,10 @@ def _run(work: Work, folder: Path, *, as_json: bool) -> int:
 
 async def _ask_all(work: Work, recorded: Recorded) -> tuple[list[Made], list[Compared]]:
     """Everything that is made of the prompts, and the comparisons of labelled pairs, in their order."""
-    backends = [] if work.checked is None else [model_backend(work.checked, partial(say, file=sys.stderr))]
+    if work.against is not None and work.checked is not None:
+        await _answer_first(work, work.checked, recorded)
+    model = work.against or work.checked
+    backends = [] if model is None else [model_backend(model, _log)]
     if work.server is not None:
         backends.append(server_backend(work.server))
     made, labelled = [], []
@@ -75,6 +80,15 @@ async def _ask_all(work: Work, recorded: Recorded) -> tuple[list[Made], list[Com
         asks = [recorded.asking(await opened.enter_async_context(each)) for each in backends]
         made, labelled = await make_all(work, asks[0], asks[-1])
     return made, labelled
+
+
+async def _answer_first(work: Work, checked: Checked, recorded: Recorded) -> None:
+    """Answers of the model that is compared, on record before the other one's engines start."""
+    questions = [to_answer(work.stages, prompt, 0) for prompt in work.prompts]
+    if recorded.has(questions):
+        return
+    async with model_backend(checked, _log) as ask:
+        await together(map(recorded.asking(ask), questions))
 
 
 async def make_all(work: Work, model: Ask, judge: Ask) -> tuple[list[Made], list[Compared]]:

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field
 from titan_rl.config.io.printable import printable
 from titan_rl.config.load import ConfigError, build_section, read_toml
 from titan_rl.data.seeds import named_seed
+from titan_rl.diagnostics.recipes.recipe import FOLDER
 
 Text = Annotated[str, Field(max_length=4000, pattern=r"^[\n\t\P{Cc}]*[^\s\p{Cc}][\n\t\P{Cc}]*$")]
 
@@ -54,8 +55,15 @@ class Constitution:
         return [each for each in self.principles if each.comparison]
 
 
-def read_constitution(path: Path) -> Constitution:
-    """Constitution of a TOML. Errors: ConfigError, one line with the file and the key."""
+def find_constitution(file: Path) -> Path:
+    """TOML of a path, or of a recipe's name."""
+    shipped = FOLDER / file.name / "constitution.toml"
+    return shipped if len(file.parts) == 1 and not file.exists() and shipped.is_file() else file
+
+
+def read_constitution(file: Path) -> Constitution:
+    """Constitution of a TOML, or of a recipe's name. Errors: ConfigError, one line with the file and the key."""
+    path = find_constitution(file)
     tables = read_toml(path)
     try:
         return constitution_of(tables)

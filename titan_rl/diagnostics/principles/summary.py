@@ -62,6 +62,8 @@ class Summary:
     """Of pairs that people have judged."""
     agreement: Agreement | None
     """With these people."""
+    preferred: Proportion | None = None
+    """Of two models that were compared, share of the first one's answers among the preferred ones."""
 
     def as_dict(self) -> dict[str, Any]:
         parts = {
@@ -69,20 +71,26 @@ class Summary:
             "by_principle": {name: each.as_dict() for name, each in self.by_principle.items()},
             "labelled": None if self.labelled is None else self.labelled.as_dict(),
             "agreement": None if self.agreement is None else self.agreement.as_dict(),
+            "preferred": None if self.preferred is None else self.preferred.as_dict(),
         }
         return vars(self) | parts
 
 
-def summary_of(made: Sequence[Made], labelled: Sequence[Compared], agreement: Agreement | None) -> Summary:
-    """Summary of all prompts, and of the comparisons of pairs that people have judged."""
+def summary_of(
+    made: Sequence[Made], labelled: Sequence[Compared], agreement: Agreement | None, *, is_duel: bool = False
+) -> Summary:
+    """Summary of all prompts, and of the comparisons of pairs that people have judged.
+
+    ``is_duel``: whether two models gave the answers of each pair."""
     compared = [each for of_prompt in made for each in of_prompt.compared]
     revised = [each.revised for each in made if each.revised is not None]
     everything = [*compared, *labelled]
+    decided = [each.choice for each in compared if each.choice in ("a", "b")]
     return Summary(
         prompts=len(made),
         revisions=sum(each.lost is None for each in revised),
         lost=dict(sorted(Counter(each.lost for each in revised if each.lost is not None).items())),
-        pairs=sum(each.choice in ("a", "b") for each in compared),
+        pairs=len(decided),
         uncompared=sum(each.uncompared for each in made),
         verdicts=verdicts_of(compared),
         by_principle={
@@ -91,6 +99,7 @@ def summary_of(made: Sequence[Made], labelled: Sequence[Compared], agreement: Ag
         },
         labelled=verdicts_of(labelled) if labelled else None,
         agreement=agreement,
+        preferred=Proportion(decided.count("a"), len(decided)) if is_duel and decided else None,
     )
 
 
@@ -105,7 +114,10 @@ def table(summary: Summary) -> str:
 
 def _facts(summary: Summary) -> Iterator[tuple[str, str, str]]:
     yield "prompts", str(summary.prompts), ""
-    yield "revisions", str(summary.revisions), _lost(summary)
+    if summary.revisions or summary.lost:
+        yield "revisions", str(summary.revisions), _lost(summary)
+    if summary.preferred is not None:
+        yield "preferred", _value(summary.preferred), _of(summary.preferred, "are --model's, of two models")
     yield "pairs", str(summary.pairs), f"of {summary.verdicts.asked} that the judge compared"
     yield "not compared", str(summary.uncompared), "answers alike, or without an end"
     yield from _of_judge(summary.verdicts)

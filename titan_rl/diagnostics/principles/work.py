@@ -44,9 +44,11 @@ class Work:
     prompts: list[Item]
     labelled: list[Labelled]
     server: ServerConfig | None
-    """Server of the judge; None: the model judges."""
+    """Server of the judge; None: the model judges, or the one that it is compared with."""
     settings: dict[str, Any]
     """To tell whether a later start means the same."""
+    against: Checked | None = None
+    """Configuration of another model, which gives the second answer of each pair."""
 
 
 def work_of(options: argparse.Namespace, overrides: Overrides) -> Work:
@@ -59,10 +61,14 @@ def work_of(options: argparse.Namespace, overrides: Overrides) -> Work:
     _check_together(options, of_model, server)
     labelled = [] if options.labels is None else labelled_pairs(read_collection(options.labels))
     _check_principles(options.file, stages, has_labels=bool(labelled))
-    checked = None if options.model is None else _checked(options, of_model, stages)
+    checked, against = (
+        None if path is None else _checked(path, options, of_model, stages) for path in (options.model, options.against)
+    )
     prompts = [] if checked is None else _prompts(checked)
     settings = _settings(options, stages, checked, server, of_model)
-    return Work(stages, checked, prompts, labelled, server, settings)
+    if against is not None:
+        settings["against"] = find_sources(against.config)["model.path"]
+    return Work(stages, checked, prompts, labelled, server, settings, against)
 
 
 # arguments
@@ -83,6 +89,8 @@ def _check_together(options: argparse.Namespace, of_model: Overrides, server: Se
     if (options.model is None) != (options.prompts is None):
         missing = "--prompts FILE, which it answers" if options.prompts is None else "--model RUN_OR_MODEL"
         raise ConfigError(f"principles needs {missing}, too: a model answers prompts")
+    if options.against is not None:
+        _check_against(options)
     if options.model is not None:
         return
     given = [f"--{name.replace('_', '-')}" for name in _OF_MODEL if getattr(options, name) is not None]
@@ -95,11 +103,19 @@ def _check_together(options: argparse.Namespace, of_model: Overrides, server: Se
         )
 
 
+def _check_against(options: argparse.Namespace) -> None:
+    """Errors: ConfigError for arguments that a comparison of two models does not read."""
+    if options.model is None:
+        raise ConfigError("--against RUN_OR_MODEL is compared with --model RUN_OR_MODEL: give both")
+    if given := next((name for name in ("revisions", "samples") if getattr(options, name) is not None), None):
+        raise ConfigError(f"--{given}: with --against each model answers a prompt once; leave it out")
+
+
 def _stages(options: argparse.Namespace, constitution: Constitution) -> Stages:
     given = {
         "seed": (options.seed, 1),
         "samples": (options.samples, SAMPLES),
-        "revisions": (options.revisions, REVISIONS),
+        "revisions": (options.revisions, REVISIONS if options.against is None else 0),
         "temperature": (options.temperature, TEMPERATURE),
     }
     values = {name: default if value is None else value for name, (value, default) in given.items()}
@@ -130,19 +146,19 @@ def _server(values: Any) -> ServerConfig | None:
 # the model
 
 
-def _checked(options: argparse.Namespace, overrides: Overrides, stages: Stages) -> Checked:
-    """Configuration with the prompts as its suite, and with room for the longest dialogue. Errors: ConfigError."""
+def _checked(path: Path, options: argparse.Namespace, overrides: Overrides, stages: Stages) -> Checked:
+    """Configuration of a model with the prompts as its suite, and with room for the longest dialogue. Errors:
+    ConfigError."""
+    if not stages.temperature and stages.samples and options.against is None:
+        raise ConfigError("--temperature 0 gives the same answer twice: raise it, or give --samples 0")
     asking = argparse.Namespace(
-        source=_model(options.model),
+        source=_model(path),
         prompts=options.prompts,
         count=options.count,
         max_new_tokens=options.max_new_tokens or MAX_NEW_TOKENS,
         temperature=stages.temperature,
     )
-    num_answers = 1 if not stages.temperature else max(stages.num_answers, 1)
-    if not stages.temperature and stages.samples:
-        raise ConfigError("--temperature 0 gives the same answer twice: raise it, or give --samples 0")
-    checked = checked_prompts(asking, overrides, num_answers, stages.seed)
+    checked = checked_prompts(asking, overrides, 1, stages.seed)
     has_length = "seq_len" in overrides.get("training", {})
     checked = checked if has_length else _with_room(checked, stages)
     _check_dialogue(checked)
