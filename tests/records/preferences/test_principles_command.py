@@ -1,6 +1,5 @@
 """``titan-rl principles``: what it says to a mistake, how it goes on, and what its journal and its rows hold."""
 
-import asyncio
 import json
 import shutil
 from contextlib import asynccontextmanager
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chat_models import make_chat_model
-from constitutions import CONSTITUTION, longer, model
+from constitutions import CONSTITUTION, longer, model, prefers_longer
 from judge_servers import server
 from row_tasks import write
 
@@ -16,7 +15,7 @@ from titan_rl import cli
 from titan_rl.cli import main
 from titan_rl.controller.preflight.checks import tokenizer_of
 from titan_rl.diagnostics.principles import command
-from titan_rl.diagnostics.principles.asking import Question, Reply, asked
+from titan_rl.diagnostics.principles.asking import Question, Reply
 from titan_rl.diagnostics.principles.backends import request_of
 from titan_rl.diagnostics.principles.verdicts import question
 from titan_rl.diagnostics.principles.work import work_of
@@ -178,11 +177,8 @@ def test_two_models_answer_one_after_the_other_and_the_second_judges(folder, mon
 
 
 def test_a_judge_by_url_is_measured_on_peoples_labels_alone(folder, capsys):
-    async def reply(text):
-        return (await longer(asked("label/0000/forward", text))).text
-
     said = {"bias": "Verdict: A"}
-    with server(lambda body: said.get("bias") or asyncio.run(reply(body["messages"][0]["content"]))) as (url, requests):
+    with server(lambda body: said.get("bias") or prefers_longer(body)) as (url, requests):
         line = ["principles", "constitution.toml", "--labels", "people", "--judge.url", url, "--judge.model", "wise"]
         assert main([*line, "--json"]) == 0
         biased = json.loads(capsys.readouterr().out)

@@ -21,8 +21,12 @@ async def model(asked) -> Reply:
 
 async def longer(asked) -> Reply:
     """A judge that prefers the longer answer, and of two as long the one that is the later one in the alphabet."""
-    text = asked.messages[0]["content"]
+    return Reply(prefers_longer(asked.messages[0]["content"]))
+
+
+def prefers_longer(asked: str | dict) -> str:
+    """The same judge: its reply to a question, or to a request to its server."""
+    text = asked if isinstance(asked, str) else asked["messages"][0]["content"]
     shown = [re.search(rf"<answer_{mark}>\n(.*)\n</answer_{mark}>", text, re.DOTALL)[1] for mark in "ab"]
-    return Reply(
-        f"Verdict: B is tempting.\nVerdict: {'A' if (len(shown[0]), shown[0]) > (len(shown[1]), shown[1]) else 'B'}"
-    )
+    first, second = ((len(each), each) for each in shown)
+    return f"Verdict: B is tempting.\nVerdict: {'A' if first > second else 'B'}"
