@@ -67,10 +67,10 @@ def test_a_constitution_s_pairs_become_a_reward_model_and_ppo_on_it(chat_model, 
     """As the recipe's README has it, with a tiny model, and a server that prefers the longer answer."""
     (tmp_path / "models").mkdir()
     for name in ("prompts", "held_out"):
-        rows = [{"prompt": [{"role": "user", "content": f"{name} {n}?"}]} for n in range(16)]
+        rows = [{"prompt": [{"role": "user", "content": f"{name} {n}?"}]} for n in range(24)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with server(prefers_longer) as (url, _):
-        of_judge = ("--judge.url", url, "--judge.model", "wise", "--max-new-tokens", "96", "--out", "principles/pairs")
+        of_judge = ("--judge.url", url, "--judge.model", "wise", "--max-new-tokens", "64", "--out", "principles/pairs")
         asked = (
             "principles",
             "constitutional",
