@@ -91,6 +91,21 @@ def test_a_server_that_stumbles_is_asked_again():
     assert len(requests) == 3
 
 
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ({"choices": [{"message": {"content": "Mark: 1"}, "finish_reason": "length"}]}, "longer than max_tokens = 512"),
+        (400, "status 400"),
+        (413, "status 413"),
+    ],
+)
+def test_a_mark_that_was_cut_off_is_none_and_what_is_refused_is_not_asked_again(reply, words):
+    """``Mark: 1`` may have become ``Mark: 10``."""
+    with server(lambda request: reply) as (url, requests), pytest.raises(JudgeFailed, match=words):
+        marked(url)
+    assert len(requests) == 1
+
+
 def test_one_that_says_nothing_has_a_deadline():
     gate = threading.Event()
     try:
@@ -108,7 +123,7 @@ def test_one_that_says_nothing_has_a_deadline():
 
 def scored(task: TaskConfig, *answers: str, grader: str | None = None):
     async def run():
-        folders = [str(Path(__file__).parent), str(SUPPORT), str(SUPPORT / "data")]
+        folders = [str(Path(__file__).parent), str(SUPPORT), str(SUPPORT / "data"), str(SUPPORT / "fakes")]
         prompt = make_task(task, folders).prompt("train", 0, 0)
         made = Scorer(task, folders, 20.0, 8) if grader is None else GradedScorer(task, grader, folders, 20.0, 8)
         await made.start()

@@ -159,6 +159,6 @@ async def compare(stages: Stages, judge: Ask, name: str, item: Item) -> Compared
     )
     if any(reply.status in ("too_long", "refused") for reply in replies):
         return Compared(item, principle.name, "too_long")
-    forward, backward = (verdict(reply.text) if reply.is_whole else None for reply in replies)
-    places = tuple(place for place in (forward, backward) if place is not None)
-    return Compared(item, principle.name, comparison_of(forward, backward), places)
+    places: list[Place | None] = [verdict(reply.text) if reply.is_whole else None for reply in replies]
+    readable = tuple(place for place in places if place is not None)
+    return Compared(item, principle.name, comparison_of(*places), readable)
