@@ -7,9 +7,8 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +31,6 @@ from titan_rl.records.preferences.rows import write_rows
 _ROUNDS_AHEAD, _PLACES = 2, 32
 """Prompts under way for each request that the engines run at once; and where a server alone is asked."""
 T = TypeVar("T")
-_log = partial(say, file=sys.stderr)
 
 
 def principles(options: argparse.Namespace, overrides: Overrides) -> int:
@@ -94,15 +92,34 @@ async def _answer_first(work: Work, checked: Checked, recorded: Recorded) -> Non
 async def make_all(work: Work, model: Ask, judge: Ask) -> tuple[list[Made], list[Compared]]:
     """Stages of all prompts, and comparisons of all labelled pairs. ``model`` answers, ``judge`` compares."""
     places, stages = asyncio.Semaphore(_num_places(work)), work.stages
+    progress = Progress(len(work.prompts) + len(work.labelled), _log)
 
     async def in_place(one: Coroutine[Any, Any, T]) -> T:
         async with places:
-            return await one
+            result = await one
+        progress.add()
+        return result
 
     made = await together(in_place(make(stages, model, judge, prompt)) for prompt in work.prompts)
     items = [each.item for each in work.labelled]
     labelled = await together(in_place(compare(stages, judge, f"label/{item.id}", item)) for item in items)
     return made, labelled
+
+
+def _log(line: str) -> None:
+    say(line, sys.stderr)
+
+
+class Progress:
+    """Count of what is done, told at each tenth."""
+
+    def __init__(self, total: int, log: Callable[[str], None]) -> None:
+        self._total, self._log, self._done = total, log, 0
+
+    def add(self) -> None:
+        self._done += 1
+        if self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
+            self._log(f"{self._done} of {self._total} prompts and labelled pairs")
 
 
 def _num_places(work: Work) -> int:

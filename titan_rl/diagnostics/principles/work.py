@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,13 @@ from titan_rl.diagnostics.web.collect.sources import asked_item
 from titan_rl.environments.rewards.judge_server import ServerConfig, check_server
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.records.preferences.collection import ITEMS, read_collection
-from titan_rl.records.preferences.items import Item
+from titan_rl.records.preferences.items import Item, shown
 from titan_rl.records.run_directory.sources import find_sources
 
 Overrides = dict[str, dict[str, Any]]
 _SECTION = "judge"
-_OF_MODEL = ("prompts", "count", "revisions", "samples", "max_new_tokens", "temperature")
-"""Arguments of what a model answers."""
+_OF_PROMPTS = ("count", "revisions", "samples", "temperature", "against")
+"""Arguments of a model's answers to prompts."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,10 @@ def work_of(options: argparse.Namespace, overrides: Overrides) -> Work:
     labelled = [] if options.labels is None else labelled_pairs(read_collection(options.labels))
     _check_principles(options.file, stages, has_labels=bool(labelled))
     checked, against = (
-        None if path is None else _checked(path, options, of_model, stages) for path in (options.model, options.against)
+        None if path is None else _checked(path, options, of_model, stages, labelled)
+        for path in (options.model, options.against)
     )
-    prompts = [] if checked is None else _prompts(checked)
+    prompts = [] if checked is None or options.prompts is None else _prompts(checked)
     settings = _settings(options, stages, checked, server, of_model)
     if against is not None:
         settings["against"] = find_sources(against.config)["model.path"]
@@ -86,21 +87,21 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 def _check_together(options: argparse.Namespace, of_model: Overrides, server: ServerConfig | None) -> None:
     """Errors: ConfigError for arguments without an effect, or without what they need."""
-    if (options.model is None) != (options.prompts is None):
-        missing = "--prompts FILE, which it answers" if options.prompts is None else "--model RUN_OR_MODEL"
-        raise ConfigError(f"principles needs {missing}, too: a model answers prompts")
+    if options.model is None and (options.labels is None or server is None or options.prompts is not None):
+        raise ConfigError(
+            "principles needs --model RUN_OR_MODEL; a judge with --judge.url and --judge.model is measured by --labels "
+            "DIR without one"
+        )
     if options.against is not None:
         _check_against(options)
-    if options.model is not None:
+    if options.model is not None and options.prompts is None and (options.labels is None or server is not None):
+        raise ConfigError("principles needs --prompts FILE, which the model answers; or --labels DIR that it judges")
+    if options.prompts is not None:
         return
-    given = [f"--{name.replace('_', '-')}" for name in _OF_MODEL if getattr(options, name) is not None]
-    if given := [*given, *(f"--{section}.*" for section in sorted(of_model))]:
+    of_prompts = _OF_PROMPTS if options.model is not None else (*_OF_PROMPTS, "max_new_tokens")
+    given = [f"--{name.replace('_', '-')}" for name in of_prompts if getattr(options, name) is not None]
+    if given := given or [f"--{section}.*" for section in sorted(of_model) if options.model is None]:
         raise ConfigError(f"{given[0]} is of a model that answers --prompts FILE: give both, or leave it out")
-    if options.labels is None or server is None:
-        raise ConfigError(
-            "principles needs --model RUN_OR_MODEL and --prompts FILE; or --labels DIR with --judge.url and "
-            "--judge.model, to measure a judge alone"
-        )
 
 
 def _check_against(options: argparse.Namespace) -> None:
@@ -146,21 +147,23 @@ def _server(values: Any) -> ServerConfig | None:
 # the model
 
 
-def _checked(path: Path, options: argparse.Namespace, overrides: Overrides, stages: Stages) -> Checked:
-    """Configuration of a model with the prompts as its suite, and with room for the longest dialogue. Errors:
+def _checked(
+    path: Path, options: argparse.Namespace, overrides: Overrides, stages: Stages, labelled: Sequence[Labelled]
+) -> Checked:
+    """Configuration of a model with the prompts as its suite, and with room for the longest question. Errors:
     ConfigError."""
     if not stages.temperature and stages.samples and options.against is None:
         raise ConfigError("--temperature 0 gives the same answer twice: raise it, or give --samples 0")
     asking = argparse.Namespace(
         source=_model(path),
-        prompts=options.prompts,
+        prompts=options.prompts or str(options.labels / ITEMS),
         count=options.count,
         max_new_tokens=options.max_new_tokens or MAX_NEW_TOKENS,
         temperature=stages.temperature,
     )
     checked = checked_prompts(asking, overrides, 1, stages.seed)
     has_length = "seq_len" in overrides.get("training", {})
-    checked = checked if has_length else _with_room(checked, stages)
+    checked = checked if has_length else _with_room(checked, stages.constitution, labelled)
     _check_dialogue(checked)
     return checked
 
@@ -171,13 +174,15 @@ def _model(path: Path) -> Path:
     return exported if not (path / "tokenizer.json").is_file() and (exported / "config.json").is_file() else path
 
 
-def _with_room(checked: Checked, stages: Stages) -> Checked:
-    """With room for the longest prompt and three replies, as far as the model has positions."""
+def _with_room(checked: Checked, constitution: Constitution, labelled: Sequence[Labelled]) -> Checked:
+    """With room for the longest prompt and three replies, and for labelled pairs, as far as the model has positions."""
     [suite] = checked.suites
     tokenizer = tokenizer_of(checked.config)
-    texts = [each for one in stages.constitution.principles for each in (one.critique, one.revision, one.comparison)]
-    words = max(len(tokenizer.encode(question("", ("", ""), each or ""))) for each in texts)
-    needed = longest_prompt(suite, tokenizer) + 3 * suite.config.max_new_tokens + 2 * words
+    requests = [each or "" for one in constitution.principles for each in (one.critique, one.revision, one.comparison)]
+    frames = [question("", ("", ""), request) for request in requests]
+    pairs = [question(shown(each.item.prompt), [*map(shown, each.item.answers)], "") for each in labelled]
+    frame, pair = (max((len(tokenizer.encode(text)) for text in texts), default=0) for texts in (frames, pairs))
+    needed = 3 * suite.config.max_new_tokens + 2 * frame + max(longest_prompt(suite, tokenizer), pair)
     room = min(max(needed, checked.titan.training.seq_len), num_positions(read_config(checked)))
     titan = checked.config.titan | {"training": checked.config.titan.get("training", {}) | {"seq_len": room}}
     return check(replace(checked.config, titan=titan), keys=())
