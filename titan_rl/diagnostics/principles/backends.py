@@ -16,21 +16,23 @@ from titan_rl.diagnostics.principles.asking import Ask, Question, Reply
 from titan_rl.environments.rewards.judge_server import JudgeServer, QuestionRefused, ReplyCut, ServerConfig
 from titan_rl.environments.rollout.decoding import suite_decoding
 
-_SERVER_PLACES = 16
-"""Questions to a server at once."""
+_SERVER_PLACES, _ROUNDS_AHEAD = 16, 2
+"""Questions to a server at once; and to engines, for each that they answer at once: none waits long."""
 
 
 @asynccontextmanager
 async def model_backend(checked: Checked, log: Log) -> AsyncIterator[Ask]:
     """Generators of a model, as long as the block lasts."""
-    tokenizer = await asyncio.to_thread(tokenizer_of, checked.config)
+    tokenizer, generator = await asyncio.to_thread(tokenizer_of, checked.config), checked.config.generator
+    places = asyncio.Semaphore(_ROUNDS_AHEAD * generator.replicas * generator.max_num_seqs)
     async with Actors(checked, checked.config.model.path, frozenset({"generators"}), log=log) as actors:
 
         async def ask(question: Question) -> Reply:
             request = request_of(question, checked, tokenizer)
             if len(request.tokens) + request.max_new_tokens > actors.meshes.max_tokens:
                 return Reply("", "too_long")
-            [completion] = await actors.meshes.dispatcher.complete(request)
+            async with places:
+                [completion] = await actors.meshes.dispatcher.complete(request)
             return reply_of(completion, tokenizer)
 
         yield ask

@@ -28,8 +28,8 @@ from titan_rl.environments.rewards.judge_server import JudgeFailed
 from titan_rl.mesh.processes.deadlines import together
 from titan_rl.records.preferences.rows import write_rows
 
-_ROUNDS_AHEAD, _PLACES = 2, 32
-"""Prompts under way for each request that the engines run at once; and where a server alone is asked."""
+_PLACES = 512
+"""Prompts under way: most are done before the last ones begin."""
 T = TypeVar("T")
 
 
@@ -91,7 +91,7 @@ async def _answer_first(work: Work, checked: Checked, recorded: Recorded) -> Non
 
 async def make_all(work: Work, model: Ask, judge: Ask) -> tuple[list[Made], list[Compared]]:
     """Stages of all prompts, and comparisons of all labelled pairs. ``model`` answers, ``judge`` compares."""
-    places, stages = asyncio.Semaphore(_num_places(work)), work.stages
+    places, stages = asyncio.Semaphore(_PLACES), work.stages
     progress = Progress(len(work.prompts) + len(work.labelled), _log)
 
     async def in_place(one: Coroutine[Any, Any, T]) -> T:
@@ -120,10 +120,3 @@ class Progress:
         self._done += 1
         if self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
             self._log(f"{self._done} of {self._total} prompts and labelled pairs")
-
-
-def _num_places(work: Work) -> int:
-    if work.checked is None:
-        return _PLACES
-    generator = work.checked.config.generator
-    return max(_ROUNDS_AHEAD * generator.replicas * generator.max_num_seqs, 1)

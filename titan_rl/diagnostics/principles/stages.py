@@ -83,7 +83,7 @@ class Made:
 
 async def make(stages: Stages, ask: Ask, judge: Ask, prompt: Item) -> Made:
     """All stages of a prompt, which has an id and no answers."""
-    answers = [await ask(to_answer(stages, prompt, number)) for number in range(stages.num_answers)]
+    answers = await together(ask(to_answer(stages, prompt, number)) for number in range(stages.num_answers))
     revised = await revise(stages, ask, prompt, answers[0]) if stages.revisions else None
     pairs = list(_pairs(prompt, answers[: stages.samples]))
     names = [f"prompt/{prompt.id}/pair/{number}" for number, _ in pairs]
