@@ -19,6 +19,7 @@ from titan_rl.diagnostics.principles.asking import Question, Reply
 from titan_rl.diagnostics.principles.backends import request_of
 from titan_rl.diagnostics.principles.verdicts import question
 from titan_rl.diagnostics.principles.work import work_of
+from titan_rl.environments.rewards import judge_server
 from titan_rl.environments.rewards.judge_server import JudgeFailed
 from titan_rl.records.preferences.collection import Collection, Settings, create
 from titan_rl.records.preferences.items import Item, shuffled
@@ -190,7 +191,8 @@ def test_a_model_is_measured_as_a_judge_of_peoples_labels_alone(folder, monkeypa
     assert len(asked) == 16 and summary["agreement"]["accuracy"]["accuracy"] == 1.0 and summary["prompts"] == 0
 
 
-def test_a_judge_by_url_is_measured_on_peoples_labels_alone(folder, capsys):
+def test_a_judge_by_url_is_measured_on_peoples_labels_alone(folder, monkeypatch, capsys):
+    monkeypatch.setattr(judge_server, "_PAUSE_SECONDS", 0.01)
     said = {"bias": "Verdict: A"}
     with server(lambda body: said.get("bias") or prefers_longer(body)) as (url, requests):
         line = ["principles", "constitution.toml", "--labels", "people", "--judge.url", url, "--judge.model", "wise"]
