@@ -187,7 +187,7 @@ def test_a_checkpoint_holds_no_weight_that_is_not_trained_and_knows_its_base(tra
     names = read_metadata(tmp_path / "checkpoint").state_dict_metadata
     weights = [name for name in names if name.startswith("model.")]
     assert weights and all(map(is_adapter, weights))
-    with pytest.raises(StateError, match="another model"):
+    with pytest.raises(StateError, match="other base weights"):
         learner_of(make(tmp_path / "other", seed=2)).load_checkpoint(tmp_path / "checkpoint")
 
 

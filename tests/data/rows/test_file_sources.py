@@ -395,6 +395,7 @@ def test_a_listing_that_a_download_kept_tells_whether_a_cache_has_all(cache, tmp
     assert f"1 of the 2 files of the split are missing, such as {files[1]}" in mistake(tmp_path, file="org/x")
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_a_hub_that_does_not_answer_is_given_up_within_seconds(cache, tmp_path, monkeypatch, is_silent):
     """``dataset_info`` itself is asked; then the cache serves."""

@@ -178,9 +178,12 @@ WRONG = {
     "plain output": (finished("42\n"), "no report"),
     "deep report": (finished("[" * 100_000), "no report"),
 }
+WAITING = ("hang", "trickle")
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.waits if name in WAITING else ()) for name in WRONG]
+)
 def test_what_is_no_report_is_no_answer(name, monkeypatch):
     answer, said = WRONG[name]
     monkeypatch.setattr(remote, "_PAUSE_SECONDS", 0.01)

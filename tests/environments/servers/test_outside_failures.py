@@ -108,6 +108,7 @@ def kill_boxes(run: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.waits
 def test_what_dies_outside_is_no_wrong_answer(tmp_path, outside):
     need_boxes()
     (tmp_path / "asks.py").write_text(TASK.replace("PORT", str(outside.port)))

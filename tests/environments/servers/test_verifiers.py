@@ -123,6 +123,7 @@ def test_a_worker_that_dies_takes_no_run_with_it(folder):
     assert all("died" in rollout.failure for rollout in rollouts)
 
 
+@pytest.mark.waits
 def test_an_episode_has_a_deadline_and_its_session_is_free_again(folder):
     start = time.monotonic()
     hung, right = played(folder, "hang", "WORD", timeout=3.0, sessions=1)

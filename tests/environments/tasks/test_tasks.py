@@ -283,6 +283,7 @@ def test_scores_that_wait_are_had_side_by_side(fake_task):
     assert len({score.reward for score in scores}) > 8 and time.perf_counter() - start < 8 < 32 * 0.5
 
 
+@pytest.mark.waits
 def test_the_wait_for_a_place_takes_nothing_off_the_deadline(fake_task):
     """Ten answers of half a second one after the other: the last waits for longer than its deadline, and is scored."""
     scores = score_all(*["nap"] * 10, timeout=3.0, at_once=1)

@@ -165,6 +165,7 @@ def test_who_is_not_waited_for_any_longer_leaves_the_queue(slurm, tmp_path):
     assert slurm.read("cancelled").splitlines()[-1] == "41"
 
 
+@pytest.mark.waits
 def test_the_queue_is_looked_at_for_all_hosts_at_once(slurm, tmp_path):
     async def run():
         launcher = make_host_launcher(slurm_settings(tmp_path), [])
