@@ -350,6 +350,16 @@ def test_agreement_is_that_of_the_formulas():
     assert found.people_alpha == nominal_alpha([each.choices for each in labels])
 
 
+def test_planted_pairs_are_a_number_of_their_own():
+    planted = [replace(labelled(n, "ab"[n % 2]), item=replace(labelled(n, "").item, planted="a")) for n in range(4)]
+    labels = [labelled(9, "aa"), *planted]
+    choices = ["a", "a", "a", "b", "unread"]
+    found = agreement_of(labels, [Compared(e.item, "k", choice) for e, choice in zip(labels, choices, strict=True)])
+    assert (found.planted.correct, found.planted.count) == (2, 3)
+    assert (found.pairs, found.accuracy.count) == (1, 1) and set(found.by_principle) == {"k"}
+    assert found.by_principle["k"].count == 1 and found.people_alpha is None
+
+
 def test_nothing_to_agree_on_is_no_agreement():
     labels = [labelled(0, "ab"), labelled(1, "t")]
     found = agreement_of(labels, [Compared(each.item, "k", "order") for each in labels])

@@ -113,6 +113,8 @@ def table(summary: Summary) -> str:
 
 
 def _facts(summary: Summary) -> Iterator[tuple[str, str, str]]:
+    if not summary.prompts:
+        return
     yield "prompts", str(summary.prompts), ""
     if summary.revisions or summary.lost:
         yield "revisions", str(summary.revisions), _lost(summary)
@@ -141,6 +143,8 @@ def _of_people(summary: Summary) -> Iterator[tuple[str, str, str]]:
     agreement = summary.agreement
     yield "judged by people", str(agreement.pairs), f"{agreement.preferred} with a majority for an answer"
     yield "accuracy", _value(agreement.accuracy), _of(agreement.accuracy, "of the majorities")
+    if agreement.planted is not None:
+        yield "planted", _value(agreement.planted), _of(agreement.planted, "as is known")
     yield "alpha", _alpha(agreement.alpha), "Krippendorff's, nominal, of the judge and the majority"
     yield "alpha of people", _alpha(agreement.people_alpha), "among themselves"
     yield from _of_judge(summary.labelled)
