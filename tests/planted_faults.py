@@ -340,6 +340,14 @@ FAULTS = (
         ("records/preferences/test_journal.py::test_it_is_synced_before_append_returns",),
     ),
     Fault(
+        "verdict_from_the_judges_reasoning",
+        "A judge's verdict is the first that its reply names, where an answer's own words may stand",
+        "titan_rl/diagnostics/principles/verdicts.py",
+        "_VERDICT.fullmatch(lines[-1].strip()) if lines else None",
+        "_VERDICT.search(reply)",
+        ("records/preferences/test_principles.py::test_a_verdict_is_the_last_line_alone",),
+    ),
+    Fault(
         "failed_run_exits_with_0",
         "A run that ends by a fault has exit code 0",
         "titan_rl/train.py",

@@ -14,6 +14,7 @@ from titan_rl.config.model_directory.config_checks import recorded_task
 from titan_rl.config.sections.suites import PRESETS
 from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
+from titan_rl.diagnostics.principles import arguments as principles_arguments
 from titan_rl.diagnostics.web.collect import arguments as collect_arguments
 from titan_rl.train import add_arguments, join_torchrun, train_command
 
@@ -82,6 +83,10 @@ def _parser() -> Parser:
 
     collect_arguments.add_arguments(
         commands.add_parser("collect", help="a page where people choose between answers, or rate and edit them")
+    )
+
+    principles_arguments.add_arguments(
+        commands.add_parser("principles", help="revisions and AI-made pairs by a written constitution, to train on")
     )
 
     trace = commands.add_parser("trace", help="who did what when in each step, for Perfetto")
@@ -286,6 +291,12 @@ def _collect(options: argparse.Namespace, overrides: dict) -> int:
     return collect(options, overrides)
 
 
+def _principles(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.principles.command import principles
+
+    return principles(options, overrides)
+
+
 def _trace(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.trace_export import export_trace
 
@@ -385,6 +396,7 @@ _COMMANDS = {
     "show": _show,
     "watch": _watch,
     "collect": _collect,
+    "principles": _principles,
     "trace": _trace,
     "hack-check": _hack_check,
     "replay": _replay,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chat_models import make_chat_model
-from recipe_runs import OWN, RECIPES, VARIANTS, readme_rows, recipe_folder, replaced
+from recipe_runs import ON_DATA, OWN, RECIPES, VARIANTS, readme_rows, recipe_folder, replaced
 from tree import TREE
 
 from titan_rl.cli import main
@@ -49,7 +49,8 @@ def test_its_readme_has_every_row_and_the_sources_of_its_curves(name):
     assert is_measured == (rows["Measured here"] != "not measured"), (
         "what was measured here has a curve, and nothing else has"
     )
-    assert {path.stem for path in recipe.folder.glob("*.toml")} <= {variant.name for variant in variants}
+    names = {variant.name for variant in variants} | {"constitution"}
+    assert {path.stem for path in recipe.folder.glob("*.toml")} <= names
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
@@ -125,7 +126,10 @@ def test_it_passes_every_check_with_another_model_and_rows_in_its_data_s_schema(
     recipe = RECIPES[name]
     overrides = replaced(name, variant, chat_model, tmp_path)
     checked = check(load_config(recipe.toml(recipe.variant(variant)), overrides))
-    assert checked.held_out and checked.task.messages(checked.held_out[0])
+    if variant in ON_DATA:
+        assert checked.dataset is not None and checked.dataset.train
+    else:
+        assert checked.held_out and checked.task.messages(checked.held_out[0])
 
 
 # the format

@@ -1,6 +1,7 @@
 """A tiny chat model in the place of a large one: its template reads ``enable_thinking``, and it has room for a chat."""
 
 import json
+import shutil
 from pathlib import Path
 
 from titan_rl.models.builtin.tiny import make_tiny
@@ -22,4 +23,15 @@ def make_chat_model(path: Path) -> Path:
     tokenizer = character_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(path)
+    return path
+
+
+def make_chat_reward_model(model: Path, path: Path) -> Path:
+    """Write a reward model of random weights that reads the tokens of a chat model."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = AutoConfig.from_pretrained(model, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / name, path / name)
     return path

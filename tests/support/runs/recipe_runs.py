@@ -2,12 +2,15 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from chat_models import make_chat_reward_model
 from public_rows import gsm8k, math_500, verl
 
 from titan_rl.config.load import ConfigError, override_arguments
+from titan_rl.data.types import message
 from titan_rl.diagnostics.recipes.recipe import Recipe, shipped_recipes
 
 RECIPES = shipped_recipes()
@@ -46,6 +49,11 @@ DATA = {
     "search-r1-like": (question, question),
 }
 """Of recipes on files: rows to train on, and held-out ones."""
+ON_DATA = {
+    "constitutional-sft": ("revisions.jsonl", "completion"),
+    "constitutional-reward-model": ("pairs.jsonl", "chosen", "rejected"),
+}
+"""Of variants that sample nothing: the file of their rows, and its columns beside the prompt."""
 _THREE_STEPS = {
     "training": {"steps": 3, "seq_len": 1024},
     "rollout": {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 12},
@@ -58,6 +66,8 @@ _THREE_STEPS = {
 def replaced(recipe: str, variant: str, model: Path, folder: Path) -> dict[str, Any]:
     """Overrides of model and data, the rest being the recipe's."""
     overrides: dict[str, Any] = {"model": {"path": str(model)}}
+    if recipe == "constitutional":
+        return overrides | _constitutional(variant, model, folder)
     if recipe not in DATA:
         return overrides
     files = {}
@@ -74,6 +84,27 @@ def replaced(recipe: str, variant: str, model: Path, folder: Path) -> dict[str, 
         suite = {"name": "aime", "file": files["held_out_file"], "k": 2, "max_new_tokens": 12, "temperature": 1.0}
         overrides["eval"] = {"suites": [suite]}
     return overrides
+
+
+def _constitutional(variant: str, model: Path, folder: Path) -> dict[str, Any]:
+    """Rows as ``titan-rl principles`` writes them, and a reward model."""
+    if variant in ON_DATA:
+        name, *columns = ON_DATA[variant]
+        return {"data": {"file": _chats(folder / name, columns)}}
+    files = {name: _chats(folder / f"{name}.jsonl", []) for name in ("file", "held_out_file")}
+    reward_model = make_chat_reward_model(model, folder / "reward_model")
+    return {"task": {"options": files}, "reward_model": {"path": str(reward_model)}}
+
+
+def _chats(path: Path, columns: Sequence[str]) -> str:
+    """File of twenty rows of messages. ``columns``: of answers."""
+    rows = [
+        {"prompt": [message("user", f"{path.stem} {n}?")]}
+        | {column: [message("assistant", f"{column} {n}")] for column in columns}
+        for n in range(20)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
 
 
 def small(recipe: str, variant: str, model: Path, folder: Path) -> dict[str, Any]:

@@ -34,9 +34,10 @@ from titan_rl.records.run_directory.rundir import sync_path
 
 MOST_LABELLERS, MOST_CHANGES = 100, 20
 """Of a collection; of one labeller's mind about one item."""
-_SETTINGS, _ITEMS, _JOURNAL, _LOCK = "collection.json", "items.jsonl", "judgements.jsonl", "lock"
-_WRITING = {f".{name}.writing" for name in (_SETTINGS, _ITEMS, *FILES)}
-_BEGUN = {_ITEMS, *_WRITING}
+ITEMS = "items.jsonl"
+_SETTINGS, _JOURNAL, _LOCK = "collection.json", "judgements.jsonl", "lock"
+_WRITING = {f".{name}.writing" for name in (_SETTINGS, ITEMS, *FILES)}
+_BEGUN = {ITEMS, *_WRITING}
 """Files before the settings, which are written last."""
 
 
@@ -59,7 +60,7 @@ def is_collection(folder: Path) -> bool:
 def check_folder(folder: Path, *, write: bool) -> None:
     """Check of a collection's place. Errors: ConfigError, also for links in it that lead elsewhere."""
     check_place(folder, write=write, what="collection")
-    check_own(folder, (_SETTINGS, _ITEMS, _JOURNAL, _LOCK, *FILES, *_WRITING), (), what="collection")
+    check_own(folder, (_SETTINGS, ITEMS, _JOURNAL, _LOCK, *FILES, *_WRITING), (), what="collection")
 
 
 def check_new(folder: Path) -> None:
@@ -76,7 +77,7 @@ def create(folder: Path, settings: Settings, items: Sequence[Item]) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write {folder}: {error.strerror}; give another --out") from None
-    write_items(folder / _ITEMS, items)
+    write_items(folder / ITEMS, items)
     _write_settings(folder, settings)
 
 
@@ -116,7 +117,7 @@ def read_collection(folder: Path) -> Record:
     check_folder(folder, write=False)
     settings = read_settings(folder)
     try:
-        items = read_items(folder / _ITEMS, settings.mode)
+        items = read_items(folder / ITEMS, settings.mode)
         judgements = read_journal(folder / _JOURNAL, CHOICES[settings.mode])
     except OSError as error:
         raise ConfigError(f"cannot read {folder}: {error.strerror}; give a folder that titan-rl collect made") from None
@@ -127,7 +128,7 @@ def read_collection(folder: Path) -> Record:
 def _check_known(folder: Path, items: Sequence[Item], judgements: Sequence[Judgement]) -> None:
     known = {item.id for item in items}
     if unknown := next((judgement.item for judgement in judgements if judgement.item not in known), None):
-        raise ConfigError(f"{folder} has a judgement of item {unknown}, which it has not: restore {_ITEMS}")
+        raise ConfigError(f"{folder} has a judgement of item {unknown}, which it has not: restore {ITEMS}")
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Collection:
             _write_settings(folder, settings)
         self.settings = settings
         try:
-            self.items = {item.id: item for item in read_items(folder / _ITEMS, settings.mode)}
+            self.items = {item.id: item for item in read_items(folder / ITEMS, settings.mode)}
             self._journal = Journal(folder / _JOURNAL, CHOICES[settings.mode])
         except OSError as error:
             raise ConfigError(f"cannot use {folder}: {error.strerror}; give another --out") from None

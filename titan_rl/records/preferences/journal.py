@@ -1,13 +1,15 @@
-"""Journal of judgements: JSON lines, each on disk before anybody is told that it is saved.
+"""Journal of judgements, or of other entries: JSON lines, each on disk before anybody is told that it is saved.
 
-A process that is killed leaves at most one torn line at the end, of a judgement that nobody was told was saved; it is
-cut off when the journal is opened again. Any other line that is no judgement is damage, and is refused by its number.
+A process that is killed leaves at most one torn line at the end, of an entry that nobody was told was saved; it is cut
+off when the journal is opened again. Any other line that is no entry is damage, and is refused by its number.
 """
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 from titan_rl.config.io.bounded_files import check_file, each_once, parse_json, read_lines
 from titan_rl.config.load import ConfigError
@@ -21,15 +23,31 @@ Latest = dict[tuple[str, str], Judgement]
 """Judgement that counts, by item and labeller."""
 
 
-class Journal:
-    """The only writer of a collection's judgements."""
+class Entry(Protocol):
+    """Entry of a journal, by an id that no other has."""
 
-    def __init__(self, path: Path, choices: Sequence[str]) -> None:
-        """Open it, and cut a torn last line off. Errors: ConfigError for damage; OSError."""
+    @property
+    def id(self) -> str: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class EntryJournal(Generic[E]):
+    """The only writer of a file of entries."""
+
+    CHANGED: type[Exception] = ConfigError
+    """Error of a file that something else changed."""
+
+    def __init__(self, path: Path, parse: Callable[[Any], E], kind: str) -> None:
+        """Open it, and cut a torn last line off. ``parse``: of an entry's fields; raises ValueError. ``kind``: what an
+        entry is, for messages. Errors: ConfigError for damage; OSError."""
         if path.exists():
             check_file(path)
         self._path = path
-        self.judgements, whole = _read(path, choices)
+        self.entries, whole = _read(path, parse, kind)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._size = whole
         os.ftruncate(self._descriptor, whole)
@@ -38,15 +56,15 @@ class Journal:
         sync_path(path.parent)
 
     def _end_last_line(self) -> None:
-        """A last line that lacks its end alone is a judgement."""
+        """A last line that lacks its end alone is an entry."""
         if self._size and not _ends(self._path):
             self._size += os.write(self._descriptor, b"\n")
 
-    def append(self, judgement: Judgement) -> None:
-        """Append a judgement; when this comes back it is on disk.
+    def append(self, entry: E) -> None:
+        """Append an entry; when this comes back it is on disk.
 
-        Errors: DiskFull, OSError; RefusedJudgement if something else wrote to the file: it is none."""
-        data = json.dumps(judgement.as_dict(), ensure_ascii=False).encode() + b"\n"
+        Errors: DiskFull, OSError; ``CHANGED`` if something else wrote to the file: it is no entry."""
+        data = json.dumps(entry.as_dict(), ensure_ascii=False).encode() + b"\n"
         self._check_size()
         with wanting(self._path, len(data)):
             try:
@@ -56,11 +74,11 @@ class Journal:
                 os.ftruncate(self._descriptor, self._size)  # half a line
                 raise
         self._size += len(data)
-        self.judgements.append(judgement)
+        self.entries.append(entry)
 
     def _check_size(self) -> None:
         if os.fstat(self._descriptor).st_size != self._size:
-            raise RefusedJudgement(f"something else changed {self._path.name}: end the page, and begin it again")
+            raise self.CHANGED(f"something else changed {self._path.name}: end the command, and begin it again")
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -77,26 +95,46 @@ def _ends(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
+class Journal(EntryJournal[Judgement]):
+    """The only writer of a collection's judgements."""
+
+    CHANGED = RefusedJudgement
+
+    def __init__(self, path: Path, choices: Sequence[str]) -> None:
+        super().__init__(path, partial(judgement_of, choices=choices), "judgement")
+
+    @property
+    def judgements(self) -> list[Judgement]:
+        return self.entries
+
+
 def read_journal(path: Path, choices: Sequence[str]) -> list[Judgement]:
     """Judgements in order, of a journal that may be written meanwhile; each id once. Errors: ConfigError; OSError."""
-    return _read(path, choices)[0]
+    return _read(path, partial(judgement_of, choices=choices), "judgement")[0]
 
 
-def _read(path: Path, choices: Sequence[str]) -> tuple[list[Judgement], int]:
-    """Judgements, and the bytes that they take up: without a torn last line."""
-    judgements: dict[str, Judgement] = {}
+def _read(path: Path, parse: Callable[[Any], E], kind: str) -> tuple[list[E], int]:
+    """Entries, and the bytes that they take up: without a torn last line."""
+    entries: dict[str, E] = {}
     whole = 0
     for number, line in enumerate(read_lines(path, _LINE_BYTES) if path.exists() else (), 1):
         try:
-            judgement = judgement_of(parse_json(line, pairs=each_once), choices)
-        except ValueError as error:
-            if not line.endswith(b"\n") and not isinstance(error, RefusedJudgement):
+            fields = parse_json(line, pairs=each_once)
+        except ValueError:
+            if not line.endswith(b"\n"):
                 break
-            why = str(error) if isinstance(error, RefusedJudgement) else "it is not JSON"
-            raise ConfigError(f"{path} line {number} is no judgement ({why}): restore or remove the line") from None
-        judgements.setdefault(judgement.id, judgement)
+            raise _damage(path, number, kind, "it is not JSON") from None
+        try:
+            entry = parse(fields)
+        except ValueError as error:
+            raise _damage(path, number, kind, error) from None
+        entries.setdefault(entry.id, entry)
         whole += len(line)
-    return list(judgements.values()), whole
+    return list(entries.values()), whole
+
+
+def _damage(path: Path, number: int, kind: str, why: object) -> ConfigError:
+    return ConfigError(f"{path} line {number} is no {kind} ({why}): restore or remove the line")
 
 
 def latest(judgements: Iterable[Judgement]) -> Latest:

@@ -65,12 +65,12 @@ def _pairs(item: Item, judgements: Sequence[Judgement]) -> Iterator[Row]:
         chosen, rejected = item.answers if choice == "a" else item.answers[::-1]
         votes = dict(Counter(judgement.choice for judgement in judgements))
         own = {"chosen": votes.pop(choice), "rejected": votes.pop("b" if choice == "a" else "a", 0)}
-        yield _row(item, chosen=chosen, rejected=rejected, votes=own | votes)
+        yield row_of(item, chosen=chosen, rejected=rejected, votes=own | votes)
 
 
 def _labels(item: Item, choice: str | None) -> Iterator[Row]:
     for answer, label in zip(item.answers, _LABELS.get(choice or "", ()), strict=False):
-        yield _row(item, completion=answer, label=label)
+        yield row_of(item, completion=answer, label=label)
 
 
 def _edits(item: Item, judgements: Sequence[Judgement]) -> Iterator[Row]:
@@ -78,7 +78,7 @@ def _edits(item: Item, judgements: Sequence[Judgement]) -> Iterator[Row]:
     edits = dict.fromkeys(judgement.edit for judgement in judgements if judgement.edit)
     for edit in edits:
         if item.editable not in (None, edit):
-            yield _row(item, completion=_edited(item.answers[0], edit))
+            yield row_of(item, completion=_edited(item.answers[0], edit))
 
 
 def _edited(answer: Written, edit: str) -> Written:
@@ -88,7 +88,8 @@ def _edited(answer: Written, edit: str) -> Written:
     return [*answer[:-1], {**answer[-1], "content": edit}]
 
 
-def _row(item: Item, **columns: Any) -> Row:
+def row_of(item: Item, **columns: Any) -> Row:
+    """Row of an item's prompt, with what is beside its messages and where it is from."""
     return {"prompt": item.prompt, **columns, **item.beside, "item": item.id, "source": item.source}
 
 

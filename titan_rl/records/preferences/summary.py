@@ -126,9 +126,7 @@ def _labellers(record: Record, counted: Latest) -> list[Labeller]:
 
 def table(summary: Summary) -> str:
     """Lines for people, in columns."""
-    return "\n\n".join(
-        _columns(rows) for rows in (list(_facts(summary)), list(_of_labellers(summary))) if len(rows) > 1
-    )
+    return "\n\n".join(columns(rows) for rows in (list(_facts(summary)), list(_of_labellers(summary))) if len(rows) > 1)
 
 
 def _facts(summary: Summary) -> Iterator[tuple[str, ...]]:
@@ -158,7 +156,8 @@ def _planted(agreement: Proportion | None) -> tuple[str, str]:
     return f"{agreement.correct} of {agreement.count}", f"{low:.1%} to {high:.1%}"
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> str:
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Table of rows with as many cells each."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

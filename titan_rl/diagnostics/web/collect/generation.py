@@ -8,6 +8,7 @@ from typing import Any
 
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
+from titan_rl.controller.preflight.checks import Checked
 from titan_rl.diagnostics.evaluation import OF_SUITES, checked_suites, sampled_answers
 from titan_rl.diagnostics.web.collect.arguments import MAX_NEW_TOKENS, TEMPERATURE
 from titan_rl.diagnostics.web.collect.sources import asked_item
@@ -38,8 +39,7 @@ def model_items(
     """Items of prompts that the model answers: two different answers of each, or one.
 
     ``check``: of the prompts' forms, before anything is sampled. Errors: ConfigError."""
-    with _errors_of_arguments():
-        checked = checked_suites(*_evaluation(options, overrides, mode, seed))
+    checked = checked_prompts(options, overrides, 2 if mode == "pairs" else 1, seed)
     [suite] = checked.suites
     check({asked_item(suite.task, prompt, (), "").form for prompt in suite.prompts})
     [result] = sampled_answers(checked)
@@ -55,6 +55,15 @@ def model_items(
     return items
 
 
+def checked_prompts(
+    options: argparse.Namespace, overrides: dict[str, dict[str, Any]], num_answers: int, seed: int
+) -> Checked:
+    """Checked configuration of a model with one suite: the prompts of the file, each to be answered so often. Errors:
+    ConfigError."""
+    with _errors_of_arguments():
+        return checked_suites(*_evaluation(options, overrides, num_answers, seed))
+
+
 @contextmanager
 def _errors_of_arguments() -> Iterator[None]:
     """Errors name arguments of this command in the place of the suite's settings."""
@@ -68,13 +77,13 @@ def _errors_of_arguments() -> Iterator[None]:
 
 
 def _evaluation(
-    options: argparse.Namespace, overrides: dict[str, dict[str, Any]], mode: Mode, seed: int
+    options: argparse.Namespace, overrides: dict[str, dict[str, Any]], num_answers: int, seed: int
 ) -> tuple[argparse.Namespace, dict[str, dict[str, Any]]]:
     """Arguments of an evaluation that asks the prompts of the file."""
     suite = {
         "name": _SUITE,
         "task": {"name": "jsonl", "reward": _REWARD, "options": {"file": options.prompts}},
-        "samples": 2 if mode == "pairs" else 1,
+        "samples": num_answers,
         "temperature": TEMPERATURE if options.temperature is None else options.temperature,
         "max_new_tokens": options.max_new_tokens or MAX_NEW_TOKENS,
         "prompts": options.count or 0,
@@ -82,7 +91,7 @@ def _evaluation(
     sections = {**overrides, "model": overrides.get("model", {}) | {"path": str(options.source)}}
     sections["run"] = {"seed": seed} | overrides.get("run", {})
     sections["eval"] = overrides.get("eval", {}) | {"suites": [suite]}
-    given = dict.fromkeys((*OF_SUITES, "config", "task"))
+    given = dict.fromkeys((*OF_SUITES, "config", "task", "thinking_budget"))
     return argparse.Namespace(**given | {"dir": str(options.source), "suite": [_SUITE]}), sections
 
 

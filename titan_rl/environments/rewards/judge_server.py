@@ -1,0 +1,131 @@
+"""Server of a judge: an OpenAI-style URL that is asked one question at a time.
+
+A question that fails, or whose reply cannot be read, is asked again a few times, and then it is JudgeFailed.
+"""
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.kinds import Count
+
+_ATTEMPTS, _PAUSE_SECONDS = 3, 0.2
+_REFUSALS = (400, 413, 422)
+"""Status codes by which a server refuses what it is asked, whoever asks again."""
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class ServerConfig:
+    """Server of a judge."""
+
+    url: str
+    """Of an OpenAI-style server, such as ``http://127.0.0.1:8000/v1``."""
+    model: str
+    """Its name there."""
+    max_tokens: Count = 512
+    """Of its reply."""
+    seconds: Annotated[float, Field(gt=0, le=600)] = 60
+    """That it may take, retries included; ``verifier.score_timeout`` must be longer."""
+    key_variable: str = ""
+    """The environment variable that holds its API key, which the scorer process alone is given."""
+
+
+class JudgeFailed(RuntimeError):
+    """Failure of the judge: unreachable, or without a reply that can be read."""
+
+
+class QuestionRefused(JudgeFailed):
+    """Refusal of one question, such as one that is too long; others may be answered."""
+
+
+class ReplyCut(JudgeFailed):
+    """Reply that ended at ``max_tokens``, where its last line may say something else than was meant."""
+
+
+def check_server(config: ServerConfig, section: str) -> None:
+    """Check of a server's settings. ``section``: theirs, for messages. Errors: ConfigError."""
+    parts = urlsplit(config.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{section}.url = {config.url!r}: give one such as http://127.0.0.1:8000/v1")
+    if config.key_variable and config.key_variable not in os.environ:
+        raise ConfigError(f"{section}.key_variable = {config.key_variable!r} is not in the environment: set it")
+
+
+def without_marks(text: str, names: str) -> str:
+    """Text of somebody else that cannot leave its place in a question: marks in it have round brackets.
+
+    ``names``: of the marks, such as ``question|answer``."""
+    return re.sub(rf"<(\s*/?\s*(?:{names})\s*)>", r"(\1)", text, flags=re.IGNORECASE)
+
+
+class JudgeServer:
+    """Client of a judge's server."""
+
+    def __init__(self, config: ServerConfig):
+        import httpx  # its import takes a tenth of a second
+
+        self.config = config
+        host = urlsplit(config.url).hostname
+        is_here = host in ("localhost", "127.0.0.1", "::1")
+        self._client = httpx.AsyncClient(trust_env=not is_here)  # no proxy for what is on this machine
+
+    async def ask(self, question: str, read: Callable[[str], T]) -> T:
+        """What ``read`` makes of the reply; one that it refuses by JudgeFailed is asked for again. Errors:
+        JudgeFailed."""
+        try:
+            return await asyncio.wait_for(self._ask(question, read), self.config.seconds)
+        except TimeoutError:
+            raise JudgeFailed(f"the judge took longer than {self.config.seconds:g} s") from None
+
+    async def _ask(self, question: str, read: Callable[[str], T]) -> T:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return read(await self._reply(question))
+            except (QuestionRefused, ReplyCut):
+                raise
+            except Exception as error:  # of httpx, or JudgeFailed: whatever it is, there is no reply
+                if attempt == _ATTEMPTS:
+                    raise JudgeFailed(f"the judge failed {attempt} times: {type(error).__name__}: {error}") from None
+                await asyncio.sleep(_PAUSE_SECONDS * 2**attempt)
+        raise AssertionError("it is asked once at least")
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def _reply(self, question: str) -> str:
+        """Errors: httpx.HTTPError, JudgeFailed."""
+        from titan_rl.environments.interfaces.http_body import AS_IT_IS, read_body
+
+        config, headers = self.config, dict(AS_IT_IS)
+        if config.key_variable:
+            headers["Authorization"] = f"Bearer {os.environ[config.key_variable]}"
+        body = {
+            "model": config.model,
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": config.max_tokens,
+            "temperature": 0,
+        }
+        url = config.url.rstrip("/") + "/chat/completions"
+        async with self._client.stream("POST", url, json=body, headers=headers, timeout=config.seconds) as reply:
+            if reply.status_code in _REFUSALS:
+                raise QuestionRefused(f"the judge refused the question with status {reply.status_code}")
+            reply.raise_for_status()
+            content = await read_body(reply, url)
+        try:
+            choice = json.loads(content)["choices"][0]
+            said, why_ended = str(choice["message"]["content"] or ""), choice.get("finish_reason")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise JudgeFailed("its server's reply holds no message") from None
+        if why_ended == "length":
+            raise ReplyCut(f"the judge's reply is longer than max_tokens = {config.max_tokens}: raise it")
+        return said
