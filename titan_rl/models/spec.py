@@ -12,6 +12,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from titan_rl.compat.torchtitan.trainer import without_trainer
 from titan_rl.config.model_directory.config_checks import check_plain_weights, read_config
 from titan_rl.config.sections.schema import LoraConfig
 from titan_rl.models.families.registry import Family, find_family
@@ -85,14 +86,14 @@ def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training:
     model = decoder_of(spec)
     cut_positions(model, training.seq_len)
     cast(SequenceParallelConfig, model).sequence_parallel = parallelism.enable_sequence_parallel
-    model.update_from_config(
-        config=SimpleNamespace(
-            parallelism=parallelism,
-            training=training,
-            compile=CompileConfig(),
-            debug=SimpleNamespace(moe_force_load_balance=False),
-        )
+    config = SimpleNamespace(
+        parallelism=parallelism,
+        training=training,
+        compile=CompileConfig(),
+        debug=SimpleNamespace(moe_force_load_balance=False),
     )
+    with without_trainer():
+        model.update_from_config(config=config)
     head = model.lm_head
     if isinstance(head, ValueHead.Config):
         head.shard()

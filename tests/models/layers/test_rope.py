@@ -1,5 +1,7 @@
 """Rotary embeddings hold no more positions than a run has, and are to the bit what they were."""
 
+import sys
+
 import pytest
 import torch
 from family_models import CASES, YARN, make
@@ -41,6 +43,14 @@ def test_a_run_cuts_them_to_its_rows(tmp_path):
     titan, spec = build_titan(load_config(None, {"training": {"seq_len": 512}})), model_spec(tmp_path)
     apply_parallelism(spec, titan.parallelism, titan.training)
     assert {len(cache) for cache in caches(spec)} == {512}
+
+
+def test_a_model_is_given_its_layout_without_titans_trainer(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torchtitan.trainer", raising=False)
+    make(tmp_path, "qwen2")
+    titan, spec = build_titan(load_config(None, {})), model_spec(tmp_path)
+    apply_parallelism(spec, titan.parallelism, titan.training)
+    assert "torchtitan.trainer" not in sys.modules  # it takes two seconds and 110 MiB of each rank
 
 
 def test_a_model_of_fewer_positions_keeps_them(tmp_path):

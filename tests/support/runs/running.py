@@ -22,6 +22,7 @@ SMALL = {
     "rollout.prompts_per_step": 4,
     "rollout.group_size": 4,
     "rollout.max_new_tokens": 5,
+    "generator.kv_cache_gib": 0.0625,  # engines fill it with zeros
     "training.seq_len": 512,
     "eval.prompts": 16,
     "optimizer.lr": 1e-3,

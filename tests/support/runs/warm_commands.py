@@ -47,7 +47,12 @@ def served(environment: dict[str, str]) -> Iterator[None]:
 def main(descriptor: int) -> None:
     import gc
 
+    import matplotlib.figure  # noqa: F401
+    import pandas  # noqa: F401  (pyarrow imports it)
+    import torch.utils.tensorboard  # noqa: F401
+
     import titan_rl.controller.preflight.checks  # noqa: F401  (most of a run's; Monarch's would start threads)
+    import titan_rl.environments.reasoning_gym.task  # noqa: F401
     from titan_rl.mesh.forking.fork_server import ForkServer, become
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,12 +2,23 @@
 
 import importlib
 
-SHARED = ("torch", "transformers.models.auto.tokenization_auto")
+SHARED = ("torch", "transformers.models.auto.tokenization_auto", "transformers.utils.type_validators")
 """What all kinds import."""
 IMPORTS = {
     "trainer": ("titan_rl.models.device", "titan_rl.trainer.join", "titan_rl.trainer.state.snapshot"),
-    "generator": ("titan_rl.generator.engine", "titan_rl.generator.vllm_recording", "vllm.v1.worker.gpu_worker"),
-    "verifier": ("titan_rl.environments.reasoning_gym.task",),
+    "generator": (
+        "titan_rl.generator.engine",
+        "titan_rl.generator.vllm_recording",
+        "vllm.v1.worker.gpu_worker",
+        "vllm.model_executor.layers.quantization.online.base",
+    ),
+    "verifier": (
+        "titan_rl.environments.reasoning_gym.task",
+        "titan_rl.environments.agents.endpoint",
+        "titan_rl.environments.rollout.demonstrations",
+        "titan_rl.environments.rollout.group",
+        "titan_rl.environments.rollout.suites",
+    ),
 }
 """None of them may start a thread that a fork would lose, which Monarch's do."""
 
