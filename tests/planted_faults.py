@@ -204,7 +204,7 @@ FAULTS = (
     Fault(
         "answer_tokenized_by_itself",
         "An answer is taught with a space that the model would not write",
-        "titan_rl/data/text/pieces.py",
+        "titan_rl/data/text/tokenizer.py",
         "    if not _writes_a_space(tokenizer):",
         "    if _writes_a_space(tokenizer):",
         ("data/test_text.py::test_an_answer_behind_other_text_has_no_space_of_its_own",),

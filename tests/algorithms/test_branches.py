@@ -67,7 +67,7 @@ def model_of(parameter: torch.Tensor, **found) -> SimpleNamespace:
 
     def columns(row: Row) -> dict[str, torch.Tensor]:
         arrays = {name: getattr(row, name) for name in ("logprob_S", "advantage_S", "weight_S", "offsets_N")}
-        arrays |= {name: of(row.target_S).astype(np.float32) for name, of in found.items()} | row.found
+        arrays |= {name: of(row.target_S).astype(np.float32) for name, of in found.items()} | row.role_columns
         return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
     def statistics(row: Row) -> torch.Tensor:
@@ -169,7 +169,7 @@ def test_returns_of_every_branch_are_the_rewards(row_tokens):
     assert {sample: set(values.tolist()) for sample, values in returns.items()} == {0: {1}, 1: {0}, 2: {0.25}}
     algorithm = ALGORITHMS["ppo"](ALGORITHMS["ppo"].Settings(gae_lambda=1.0, whiten=False))
     rows = prepared(algorithm, batch_of(algorithm, row_tokens=row_tokens), value_S=lambda tokens: 0.0 * tokens)
-    for column in ("advantage_S", lambda row: row.found["return_S"]):
+    for column in ("advantage_S", lambda row: row.role_columns["return_S"]):
         assert {sample: set(v.tolist()) for sample, v in by_owner(rows, column).items()} == {0: {1}, 1: {0}, 2: {0.25}}
 
 
@@ -259,7 +259,7 @@ def test_prime_learns_and_compares_a_rollout_once(row_tokens):
     """Outcomes weigh 1 / 3 for each rollout; the baseline is the mean of the other rollouts' mean rewards."""
     algorithm = ALGORITHMS["prime"](ALGORITHMS["prime"].Settings(whiten=False, discount=1.0, process_weight=1.0))
     rows = batch_of(algorithm, row_tokens=row_tokens)
-    outcomes = by_owner(rows, lambda row: row.found["outcome_weight_S"])
+    outcomes = by_owner(rows, lambda row: row.role_columns["outcome_weight_S"])
     assert {sample: weight_S.sum() for sample, weight_S in outcomes.items()} == pytest.approx(
         dict.fromkeys(range(3), 1 / 3)
     )

@@ -133,7 +133,7 @@ def test_the_reference_is_the_policy_with_its_adapters_off(base, tmp_path, monke
     for seed in range(3):
         rows = batch_of(seed).rows[0]
         [[one, *_]], [[other, *_]] = free.prepare([rows]), second.prepare([rows])
-        assert (one.found["reference_logprob_S"] == other.found["reference_logprob_S"]).all()
+        assert (one.role_columns["reference_logprob_S"] == other.role_columns["reference_logprob_S"]).all()
         for learner in (free, second):
             learner.train_step([rows], [True])
     assert free.digests()["reference"] == second.digests()["reference"]
@@ -253,7 +253,7 @@ def test_the_reference_of_a_run_from_a_saved_adapter_is_what_the_run_began_as(sa
     [[row, *_]] = learner.prepare([batch_of(0).rows[0]])
     began, below = (learner_of(base, lora=each, **sections) for each in (lora, LORA))
     wanted, other = (each.policy.measure(each.policy.fit([row]))[0][0] for each in (began, below))
-    torch.testing.assert_close(torch.tensor(row.found["reference_logprob_S"]), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.tensor(row.role_columns["reference_logprob_S"]), wanted, atol=1e-5, rtol=1e-5)
     assert (wanted - other).abs().max() > 1e-3
 
 

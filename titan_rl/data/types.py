@@ -339,8 +339,8 @@ class Row:
     """Of each of the S trained tokens, the ones that it was sampled from; None: from the whole vocabulary."""
     penalized: list[PenalizedSample | None] = field(default_factory=list)
     """Of each owner, what the penalties of its tokens follow from; None: there are none. Empty: nowhere."""
-    found: dict[str, np.ndarray] = field(default_factory=dict)
-    """Float32 [S] or [S, K] each: what model roles found of each trained token, by the names of
+    role_columns: dict[str, np.ndarray] = field(default_factory=dict)
+    """Float32 [S] or [S, K] each: what model roles say of each trained token, by the names of
     algorithms.base.LossInputs; int64 [S, K], which words it is that a teacher spoke of; and from the beginning
     ``OUTCOME_COLUMNS``, of samples that have an outcome."""
 

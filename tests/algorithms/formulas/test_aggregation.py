@@ -169,7 +169,7 @@ def test_who_is_at_fault_is_named_alone(alone, value):
     reference_S = reference_of(row.target_S)
     third = slice(*row.offsets_N[2:4])
     reference_S[third.start] = value
-    row = replace(row, found={"reference_logprob_S": reference_S.astype(np.float32)})
+    row = replace(row, role_columns={"reference_logprob_S": reference_S.astype(np.float32)})
     [row] = prepared(algorithm, [row], lambda row: columns_of(row) | {"reference_logprob_S": torch.tensor(reference_S)})
     assert np.flatnonzero(~np.isfinite(row.advantage_S)).tolist() == list(range(third.start, third.stop))
     seen = {0: torch.zeros(2, len(row.target_S))}

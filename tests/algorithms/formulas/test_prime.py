@@ -248,7 +248,7 @@ def test_outcomes_are_what_was_verified_and_every_sample_weighs_alike():
     [batch] = step_batches([Group("p", rollouts)], PRIME(), config, Layout(num_ranks=1, row_tokens=64))
     [[row]] = batch.rows
     of = {name[1]: part for name, part in parts(row)}
-    outcomes = [set(row.found["outcome_S"][of[sample]].tolist()) for sample in range(4)]
+    outcomes = [set(row.role_columns["outcome_S"][of[sample]].tolist()) for sample in range(4)]
     assert outcomes == [{1.0}, {1.0}, {0.0}, {0.5}]
-    assert [row.found["outcome_weight_S"][of[sample]].sum() for sample in range(4)] == pytest.approx([0.25] * 4)
+    assert [row.role_columns["outcome_weight_S"][of[sample]].sum() for sample in range(4)] == pytest.approx([0.25] * 4)
     assert row.advantage_S[of[1]][0] == pytest.approx(0.5 - (1 - 3 + 9 - 0.25) / 3)

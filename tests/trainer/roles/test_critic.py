@@ -82,8 +82,10 @@ def test_values_are_those_of_before_the_first_update(model):
     learner.train_step(batches, [True, True])
     for rows, expected in zip(seen, wanted, strict=True):
         for row, other in zip(rows, expected, strict=True):
-            assert all(np.array_equal(row.found[name], other.found[name]) for name in ("value_S", "return_S"))
-            assert np.array_equal(row.advantage_S, other.advantage_S) and row.found["value_S"].any()
+            assert all(
+                np.array_equal(row.role_columns[name], other.role_columns[name]) for name in ("value_S", "return_S")
+            )
+            assert np.array_equal(row.advantage_S, other.advantage_S) and row.role_columns["value_S"].any()
 
 
 def test_in_the_warm_up_only_the_critic_is_trained(model):

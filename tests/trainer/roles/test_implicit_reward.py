@@ -111,8 +111,8 @@ def test_tokens_are_rewarded_by_the_weights_of_after_or_of_before_its_update(mod
     assert not same(before, ours(weights(learner)))
     for row, old, new in zip(spied[0], wanted_before, wanted_after, strict=True):
         wanted, other = (new, old) if update == "before" else (old, new)
-        assert np.array_equal(row.found["process_reward_S"], wanted["process_reward_S"])
-        assert not np.array_equal(row.found["process_reward_S"], other["process_reward_S"])
+        assert np.array_equal(row.role_columns["process_reward_S"], wanted["process_reward_S"])
+        assert not np.array_equal(row.role_columns["process_reward_S"], other["process_reward_S"])
 
 
 def test_a_reward_is_beta_times_how_much_likelier_it_finds_a_token_than_the_reference(model):
@@ -122,7 +122,7 @@ def test_a_reward_is_beta_times_how_much_likelier_it_finds_a_token_than_the_refe
     step(learner, 0)
     for row, found in zip(rows, learner.learned.find(rows), strict=True):
         [[logprob_S, _]] = learner.learned.model.measure([row])
-        wanted_S = 0.5 * (logprob_S.numpy() - row.found["reference_logprob_S"])
+        wanted_S = 0.5 * (logprob_S.numpy() - row.role_columns["reference_logprob_S"])
         assert found["process_reward_S"] == pytest.approx(wanted_S, abs=1e-7) and wanted_S.any()
 
 
@@ -137,7 +137,7 @@ def test_a_groups_samples_are_compared_in_whatever_rows_they_lie(model):
     for number, (row, plain) in enumerate(zip(rows, batch.rows[0], strict=True)):
         for (prompt, sample, _), a, b in zip(row.owners, row.branch_offsets, row.branch_offsets[1:], strict=False):
             places.setdefault(prompt, set()).add(number)
-            rewards[prompt, sample] = row.found["process_reward_S"][a:b].astype(np.float64)
+            rewards[prompt, sample] = row.role_columns["process_reward_S"][a:b].astype(np.float64)
             found[prompt, sample], outcome[prompt, sample] = row.advantage_S[a:b], plain.advantage_S[a]
     assert max(map(len, places.values())) > 1
     for (prompt, sample), values in rewards.items():
@@ -170,7 +170,7 @@ def test_nonfinite_values_of_it_keep_the_batch_from_both(model, update, updates)
     step(learner, 3)
     before, kept = weights(learner), state(learner)
     [rows] = rows_of(0)
-    rows[0].found["outcome_S"][0] = np.nan
+    rows[0].role_columns["outcome_S"][0] = np.nan
     [found] = learner.train_step([rows], [True])
     assert isinstance(found, NonfiniteBatch) and found.reason == "implicit_reward: the loss is nan"
     name, sample, _ = rows[0].owners[0]

@@ -36,7 +36,7 @@ from titan_rl.controller.preflight.role_checks import check_reward_model, check_
 from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.storage.shards import StoreError
 from titan_rl.data.text.checks import TextUse, check_model_text
-from titan_rl.data.text.endings import end_of_answer
+from titan_rl.data.text.control_tokens import end_of_answer
 from titan_rl.data.text.template_limits import checking
 from titan_rl.data.text.tokenizer import load_tokenizer, set_text, settings_of
 from titan_rl.data.types import Prompt

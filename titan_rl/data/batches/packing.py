@@ -235,7 +235,7 @@ class _RowBuilder:
             advantage_S=_repeated(advantages, counts).astype(np.float32),
             weight_S=np.repeat(weights, counts).astype(np.float32),
             owners=[(s.prompt_id, s.sample, count) for s, count in zip(samples, counts, strict=True)],
-            found=_outcomes(samples, shares, counts),
+            role_columns=_outcomes(samples, shares, counts),
             rollouts=branches,
             split=split.intersection(number for number, _ in branches),
             mask=joined(masks, counts),

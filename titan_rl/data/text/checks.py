@@ -14,11 +14,9 @@ from titan_rl.data.text.chat_template import (
     renders_tools,
     reply_template,
 )
-from titan_rl.data.text.control_tokens import control_tokens
-from titan_rl.data.text.endings import NO_END, end_of_answer, written_answer
-from titan_rl.data.text.pieces import beginning, encode
+from titan_rl.data.text.control_tokens import NO_END, control_tokens, end_of_answer, written_answer
 from titan_rl.data.text.rendering import check_options, option_names
-from titan_rl.data.text.tokenizer import TextSettings, Tokenizer, decoded, text_settings
+from titan_rl.data.text.tokenizer import TextSettings, Tokenizer, beginning, decoded, encode, text_settings
 from titan_rl.data.text.turns import NO_TEMPLATE
 
 _HIDES_ANSWER = "the model's chat template does not show an answer as it is: take another"

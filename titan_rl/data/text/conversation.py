@@ -26,12 +26,10 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import Tools, render_with_tools
-from titan_rl.data.text.control_tokens import check_plain, plain
-from titan_rl.data.text.endings import end_of_answer, with_end
+from titan_rl.data.text.control_tokens import check_plain, end_of_answer, plain, with_end
 from titan_rl.data.text.message_forms import texts_in, texts_of
-from titan_rl.data.text.pieces import beginning, encode, encode_behind, encode_from_start
 from titan_rl.data.text.rendering import without_options
-from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.tokenizer import Tokenizer, beginning, encode, encode_behind, encode_from_start
 from titan_rl.data.text.turns import check_roles
 from titan_rl.data.types import Message, Provenance, content_of, reasoning_of
 

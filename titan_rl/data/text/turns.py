@@ -27,11 +27,16 @@ from titan_rl.data.text.chat_template import (
     render_with_tools,
     reply_template,
 )
-from titan_rl.data.text.control_tokens import check_plain, control_tokens, plain
-from titan_rl.data.text.endings import end_of_answer, with_end, written_answer
+from titan_rl.data.text.control_tokens import (
+    check_plain,
+    control_tokens,
+    end_of_answer,
+    plain,
+    with_end,
+    written_answer,
+)
 from titan_rl.data.text.message_forms import changed_texts, is_text, with_texts
-from titan_rl.data.text.pieces import encode_behind, encode_from_start, tokens_and_owner
-from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.tokenizer import Tokenizer, encode_behind, encode_from_start, tokens_and_owner
 from titan_rl.data.types import Message, Provenance, content_of
 
 NO_TEMPLATE = (

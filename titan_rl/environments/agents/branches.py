@@ -16,8 +16,7 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.control_tokens import plain
-from titan_rl.data.text.pieces import encode_behind
-from titan_rl.data.text.tokenizer import Tokenizer, decoded
+from titan_rl.data.text.tokenizer import Tokenizer, decoded, encode_behind
 from titan_rl.data.text.turns import encode_messages, encode_reply
 from titan_rl.data.types import Completion, Message, Provenance, message
 from titan_rl.environments.agents.openai_requests import ChatMessage, ModelRequest, Refused

@@ -38,7 +38,7 @@ from titan_rl.trainer.model.unsharded import UnshardedModel, can_be_unsharded
 from titan_rl.trainer.titan_config import TitanConfig
 
 Columns = dict[str, torch.Tensor]
-"""Of one row, on the device that computes: those of ``data.types.Row``, and what it says that roles found."""
+"""Of one row, on the device that computes: those of ``data.types.Row``, and what roles say of it."""
 Kernel = Literal["auto", "reference", "triton"]
 _ROW_COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S", "offsets_N")
 
@@ -98,7 +98,7 @@ class ShardedModel:
 
     def columns(self, row: Row) -> Columns:
         """Columns of a row, as tensors on the device."""
-        arrays = {name: getattr(row, name) for name in _ROW_COLUMNS} | row.found
+        arrays = {name: getattr(row, name) for name in _ROW_COLUMNS} | row.role_columns
         return {name: torch.from_numpy(values).to(self.device) for name, values in arrays.items()}
 
     def keywords(self, row: Row, columns: Columns) -> dict:

@@ -127,12 +127,12 @@ def units(row: Row, samples_per_loss: int) -> Iterator[Unit]:
 def only(row: Row, unit: Unit) -> Row:
     """Row restricted to the trained tokens of one unit, without joins to other rows."""
     columns = ("source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
-    role_columns = {name: values[unit.tokens] for name, values in row.found.items()}
+    role_columns = {name: values[unit.tokens] for name, values in row.role_columns.items()}
     unit_columns = {name: getattr(row, name)[unit.tokens] for name in columns}
     sampled = {"mask": row.mask and row.mask.take(np.arange(unit.tokens.start, unit.tokens.stop))}
     sampled |= {"penalized": row.penalized[unit.places]}
     return replace(
-        row, **unit_columns, **sampled, found=role_columns, owners=unit.owners, rollouts=[], split=frozenset()
+        row, **unit_columns, **sampled, role_columns=role_columns, owners=unit.owners, rollouts=[], split=frozenset()
     )
 
 
@@ -154,7 +154,7 @@ def _nonfinite_samples(learner: SearchedModel, rows: list[Row]) -> dict[tuple[st
 def _cause(learner: SearchedModel, row: Row, unit: Unit, statistics: torch.Tensor | None) -> str:
     """The first that is not finite; empty if all is."""
     columns = {"sampling logprob": row.logprob_S}
-    columns |= {name.removesuffix("_S").replace("_", " "): values for name, values in row.found.items()}
+    columns |= {name.removesuffix("_S").replace("_", " "): values for name, values in row.role_columns.items()}
     if statistics is not None:
         columns |= {learner.gives: statistics[0].float().cpu().numpy()}
     for what, values in columns.items():

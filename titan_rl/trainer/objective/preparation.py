@@ -33,7 +33,9 @@ RowColumns = tuple[Place, dict[str, np.ndarray]]
 def with_role_columns(rows: list[Row], finders: Iterable[Finder]) -> list[Row]:
     """Rows with the columns of all roles."""
     for find in finders:
-        rows = [replace(row, found=row.found | columns) for row, columns in zip(rows, find(rows), strict=True)]
+        rows = [
+            replace(row, role_columns=row.role_columns | columns) for row, columns in zip(rows, find(rows), strict=True)
+        ]
     return rows
 
 
@@ -42,7 +44,7 @@ def with_placed_columns(batches: list[list[Row]], role_columns: Iterable[RowColu
     batches = [list(rows) for rows in batches]
     for (update, number), columns in role_columns:
         row = batches[update][number]
-        batches[update][number] = replace(row, found=row.found | columns)
+        batches[update][number] = replace(row, role_columns=row.role_columns | columns)
     return batches
 
 
@@ -50,7 +52,7 @@ def completed(rows: list[Row], zeros: Callable[[int], dict[str, np.ndarray]]) ->
     """Rows with zeros for missing columns: dummy rows, and rows whose pipeline stage is elsewhere.
 
     ``zeros(num_tokens)``: all columns."""
-    return [replace(row, found=zeros(len(row.weight_S)) | row.found) for row in rows]
+    return [replace(row, role_columns=zeros(len(row.weight_S)) | row.role_columns) for row in rows]
 
 
 def rows_without_gradient(algorithm: Algorithm, rows: list[Row], device: torch.device) -> set[int]:
@@ -119,15 +121,15 @@ def _pairs(rows: list[Row], refined: list[Row]) -> list[tuple[Row, Row]]:
 def _scattered(joined: Join, index: int, row: Row, alone: Row, whole: Row | None) -> Row:
     """The row as it was, with what was found of it by itself and, of split rollouts, together."""
     if whole is None:
-        return replace(row, advantage_S=alone.advantage_S, found=row.found | _returns(alone))
+        return replace(row, advantage_S=alone.advantage_S, role_columns=row.role_columns | _returns(alone))
     advantage_S = joined.scattered(alone.advantage_S, index, whole.advantage_S)
     there = _returns(whole)
     returns = {name: joined.scattered(values, index, there[name]) for name, values in _returns(alone).items()}
-    return replace(row, advantage_S=advantage_S, found=row.found | returns)
+    return replace(row, advantage_S=advantage_S, role_columns=row.role_columns | returns)
 
 
 def _returns(row: Row) -> dict[str, np.ndarray]:
-    return {name: row.found[name] for name in ("return_S",) if name in row.found}
+    return {name: row.role_columns[name] for name in ("return_S",) if name in row.role_columns}
 
 
 def _inputs(algorithm: Algorithm, row: Row, model: ShardedModel) -> LossInputs:
@@ -140,8 +142,8 @@ def _inputs(algorithm: Algorithm, row: Row, model: ShardedModel) -> LossInputs:
 @torch.no_grad()
 def _refined(algorithm: Algorithm, row: Row, inputs: LossInputs) -> Row:
     result = algorithm.refine(inputs)
-    found = row.found if result.return_S is None else row.found | {"return_S": as_array(result.return_S)}
-    return replace(row, advantage_S=as_array(result.advantage_S), found=found)
+    returns = {} if result.return_S is None else {"return_S": as_array(result.return_S)}
+    return replace(row, advantage_S=as_array(result.advantage_S), role_columns=row.role_columns | returns)
 
 
 @torch.no_grad()

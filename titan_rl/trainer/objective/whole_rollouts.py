@@ -34,7 +34,7 @@ class _Piece:
 
     owner: tuple[str, int, int]
     columns: dict[str, np.ndarray]
-    found: dict[str, np.ndarray]
+    role_columns: dict[str, np.ndarray]
     statistics: np.ndarray | None
 
 
@@ -103,11 +103,9 @@ def _pieces(row: Row, statistics: torch.Tensor | None) -> dict[Branch, tuple[sli
         if branch[0] in row.split:
             tokens = slice(*offsets[n : n + 2])
             columns = {name: getattr(row, name)[tokens] for name in _COLUMNS}
-            role_columns = {name: column[tokens] for name, column in row.found.items()}
-            pieces[branch] = (
-                tokens,
-                _Piece(row.owners[n], columns, role_columns, None if values is None else values[:, tokens]),
-            )
+            role_columns = {name: column[tokens] for name, column in row.role_columns.items()}
+            outputs = None if values is None else values[:, tokens]
+            pieces[branch] = tokens, _Piece(row.owners[n], columns, role_columns, outputs)
     return pieces
 
 
@@ -117,17 +115,20 @@ def _weightless(row: Row) -> Row:
         return row
     is_split = [number in row.split for number, _ in row.rollouts]
     split_S = np.repeat(is_split, np.diff(row.branch_offsets))
-    weights = {name: np.where(split_S, 0, row.found[name]).astype(np.float32) for name in _WEIGHTS if name in row.found}
+    columns = {name: row.role_columns[name] for name in _WEIGHTS if name in row.role_columns}
+    weights = {name: np.where(split_S, 0, column).astype(np.float32) for name, column in columns.items()}
     weight_S = np.where(split_S, 0, row.weight_S).astype(np.float32)
-    return replace(row, weight_S=weight_S, found=row.found | weights)
+    return replace(row, weight_S=weight_S, role_columns=row.role_columns | weights)
 
 
 def _whole(order: list[Branch], all_pieces: dict[Branch, _Piece]) -> tuple[Row, np.ndarray | None]:
     pieces = [all_pieces[branch] for branch in order]
-    names = set.intersection(*(set(piece.found) for piece in pieces))
+    names = set.intersection(*(set(piece.role_columns) for piece in pieces))
     columns = {name: np.concatenate([piece.columns[name] for piece in pieces]) for name in _COLUMNS}
-    role_columns = {name: np.concatenate([piece.found[name] for piece in pieces]) for name in sorted(names)}
-    row = replace(dummy_row(), **columns, found=role_columns, owners=[piece.owner for piece in pieces], rollouts=order)
+    role_columns = {name: np.concatenate([piece.role_columns[name] for piece in pieces]) for name in sorted(names)}
+    row = replace(
+        dummy_row(), **columns, role_columns=role_columns, owners=[piece.owner for piece in pieces], rollouts=order
+    )
     statistics = [piece.statistics for piece in pieces if piece.statistics is not None]
     return row, np.concatenate(statistics, axis=1) if len(statistics) == len(pieces) else None
 

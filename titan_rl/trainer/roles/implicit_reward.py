@@ -33,7 +33,9 @@ class ImplicitReward(LearnedRole):
 
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         return [
-            {} if s is None else {"process_reward_S": self._rewards(as_array(s[0]), row.found["reference_logprob_S"])}
+            {}
+            if s is None
+            else {"process_reward_S": self._rewards(as_array(s[0]), row.role_columns["reference_logprob_S"])}
             for s, row in zip(self.model.measure(rows), rows, strict=True)
         ]
 

@@ -47,7 +47,7 @@ class LearnedRoleClient(LearnedRoleInterface):
         self.bridge.exchange((request, columns))
 
     def _columns_of(self, row: Row) -> Columns:
-        return {name: row.found[name] for name in self.columns if name in row.found}
+        return {name: row.role_columns[name] for name in self.columns if name in row.role_columns}
 
     @property
     def is_warming_up(self) -> bool:

@@ -103,7 +103,7 @@ class LearnedRoleWorker(TrainerRank):
         """This rank's part of these rows, as the role needs them."""
         mine = dealt(list(columns.items()), self.titan.batch_rank(dist.get_rank()), self.titan.batch_degree)
         pairs = [(self._rows[samples], row_columns) for samples, row_columns in mine]
-        rows = [replace(row, found=row.found | row_columns) for row, row_columns in pairs]
+        rows = [replace(row, role_columns=row.role_columns | row_columns) for row, row_columns in pairs]
         idle = [dummy_row() for _ in range(-(-len(columns) // self.titan.batch_degree) - len(rows))]  # as many passes
         return self.role.completed(rows + idle)
 
