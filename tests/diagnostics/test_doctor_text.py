@@ -4,8 +4,8 @@ import pytest
 from chat_templates import SCHEMA
 from model_texts import BASE, MODELS
 
-from titan_rl.data.text import chat_template, endings, pieces, turns
-from titan_rl.data.text.tokenizer import text_settings
+from titan_rl.data.text import chat_template, control_tokens, turns
+from titan_rl.data.text.tokenizer import beginning, encode, text_settings
 from titan_rl.diagnostics.doctor.check_errors import CheckFailed
 from titan_rl.diagnostics.doctor.checks.text import Written
 
@@ -38,8 +38,8 @@ def _no_clock(tokenizer, messages, *, tokenize=False, **asked):
 
 _REPLY_TEMPLATE = chat_template.reply_template
 PLANTED = {
-    "a prompt without its beginning": (turns, "encode_from_start", pieces.encode, "mistral"),
-    "a beginning twice": (turns, "encode_from_start", lambda t, text: [*pieces.beginning(t) * 2, 5], "mistral"),
+    "a prompt without its beginning": (turns, "encode_from_start", encode, "mistral"),
+    "a beginning twice": (turns, "encode_from_start", lambda t, text: [*beginning(t) * 2, 5], "mistral"),
     "control tokens of a row": (turns, "plain", lambda tokenizer, text, role="user": text, "smollm2"),
     "replies by another variant": (
         turns,
@@ -50,7 +50,7 @@ PLANTED = {
     "an answer with a space of its own": (
         turns,
         "encode_behind",
-        lambda tokenizer, context, text: pieces.encode(tokenizer, text),
+        lambda tokenizer, context, text: encode(tokenizer, text),
         "phi3",
     ),
     "an end that does not stop the engine": (
@@ -68,7 +68,7 @@ PLANTED = {
 def test_a_planted_bug_is_named(bug, monkeypatch):
     module, name, wrong, model = PLANTED[bug]
     examine(model)
-    for each in (module, endings) if name == "render" else (module,):
+    for each in (module, control_tokens) if name == "render" else (module,):
         monkeypatch.setattr(each, name, wrong)
     with pytest.raises(CheckFailed):
         examine(model)

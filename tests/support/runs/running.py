@@ -45,7 +45,8 @@ def overrides(**settings) -> list[str]:
     """``training__steps=3`` becomes ``--training.steps 3``, on top of SMALL."""
     given = {name.replace("__", "."): value for name, value in settings.items()}
     data = given.get("data.file")
-    unread = ("rollout.", "task.")[: 0 if data is None else 1 if data == "task" else 2]  # refused in a run on data
+    # refused in a run on data
+    unread = ("generator.", "rollout.", "task.")[: 0 if data is None else 2 if data == "task" else 3]
     merged = {name: value for name, value in SMALL.items() if not name.startswith(unread)} | given
     return [
         part

@@ -21,6 +21,8 @@ from transformers import AutoModelForCausalLM
 from titan_rl.data.types import StepMetrics
 from titan_rl.models.builtin.tiny import make_tiny
 
+pytestmark = pytest.mark.slow
+
 # the vocabulary has 99 words, which no degree here divides
 LAYOUTS = {
     1: {

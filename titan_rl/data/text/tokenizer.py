@@ -1,4 +1,4 @@
-"""A model's tokenizer: how it is loaded, what a run tells it, how text is encoded, and how an answer is read.
+"""A model's tokenizer: how it is loaded, and how text is encoded and answers are decoded.
 
 A tokenizer of SentencePiece's kind writes a space before whatever text it is given. A piece in the middle of a
 sequence has none, so it is tokenized behind other text, of which the tokens are then left out.

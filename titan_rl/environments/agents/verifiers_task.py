@@ -24,13 +24,13 @@ from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.numbers import finite
 from titan_rl.data.rows.splits import Split, key, split_by_share
 from titan_rl.data.types import Prompt
+from titan_rl.environments.conversation.json_lines_process import LineProcess
 from titan_rl.environments.conversation.session_limit import Sessions
 from titan_rl.environments.interfaces.agent import ModelAccess, Outcome
 from titan_rl.environments.interfaces.server_address import one_line
 from titan_rl.environments.prompts.jsonl_task import ListedTask
 from titan_rl.environments.prompts.row_files import DataRow
 from titan_rl.environments.prompts.seeded_task import needs
-from titan_rl.environments.scoring.scoring_process import LineProcess
 
 _WORKER = Path(__file__).with_name("verifiers_worker.py")
 _START_SECONDS = 120.0

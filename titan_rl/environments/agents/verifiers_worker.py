@@ -1,7 +1,7 @@
 """Plays the episodes of a verifiers environment; needs ``verifiers`` and nothing of titan_rl: any Python will do.
 
     python verifiers_worker.py list SETTINGS     a line for each task, as JSON
-    python verifiers_worker.py play SETTINGS     numbered lines in and out (scoring_process.py)
+    python verifiers_worker.py play SETTINGS     numbered lines in and out (json_lines_process.py)
 
 SETTINGS is JSON: ``env`` as verifiers' own ``[env]`` table has it, ``folders`` to import from, and how many ``tasks``
 to take. ``N {"task": 3, "hash": ..., "url": ..., "key": ..., "slot": 5}`` plays an episode; ``N null`` ends it.

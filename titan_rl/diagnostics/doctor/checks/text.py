@@ -9,11 +9,11 @@ import numpy as np
 from jinja2 import TemplateError
 
 from titan_rl.controller.preflight.checks import stops_of, tokenizer_of
-from titan_rl.data.text import pieces, turns
+from titan_rl.data.text import turns
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.message_forms import fitted, texts_in, texts_of
 from titan_rl.data.text.rendering import with_options
-from titan_rl.data.text.tokenizer import Tokenizer, decoded, text_settings
+from titan_rl.data.text.tokenizer import Tokenizer, decoded, encode, text_settings
 from titan_rl.data.types import Message, message
 from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.context import CheckContext
@@ -49,7 +49,7 @@ class Written:
             return
         if self._has_control(messages, tools) or (tools and not self._rendered_tools(tools)):
             return  # text that is broken up, or tools that are told of otherwise
-        expected = pieces.encode(self.tokenizer, self.rendered(messages, tools))
+        expected = encode(self.tokenizer, self.rendered(messages, tools))
         self._compare("a prompt", encoded, expected)
 
     def _rendered_tools(self, tools: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
@@ -89,7 +89,7 @@ class Written:
             question = [message("user", "1")]
             before = self.rendered(question)
             conversation = self.rendered([*question, message("assistant", _ANSWER)], asks=False)
-        head, both = pieces.encode(self.tokenizer, before), pieces.encode(self.tokenizer, conversation)
+        head, both = encode(self.tokenizer, before), encode(self.tokenizer, conversation)
         if both[: len(head)] == head:
             self._compare("a worked answer", encoded[:-1], both[len(head) :][: len(encoded) - 1])
 
@@ -104,7 +104,7 @@ class Written:
             behind = self.rendered(conversation, self._rendered_tools(tools)).rpartition(_ANSWER)[2]
         except TemplateError:  # one without tools is told of a user's words
             return
-        expected = pieces.encode(self.tokenizer, behind)
+        expected = encode(self.tokenizer, behind)
         control = np.isin(expected, list(control_tokens(self.tokenizer)))
         start = int(control.argmax()) + 1 if control.any() else 0
         self._compare("a reply", encoded.tolist(), expected[start:])

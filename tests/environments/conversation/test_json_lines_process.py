@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from titan_rl.environments.scoring import scoring_process
+from titan_rl.environments.conversation import json_lines_process
 from titan_rl.mesh.processes.processes import GONE, process_state
 
 
@@ -21,7 +21,7 @@ def test_a_process_that_ends_by_itself_keeps_its_exit_code(monkeypatch, caplog):
         process = await asyncio.create_subprocess_exec("sh", "-c", "exit 7", start_new_session=True)
         while process_state(process.pid) != GONE:
             await asyncio.sleep(0.01)
-        await scoring_process._end(process)
+        await json_lines_process._end(process)
         return process.returncode
 
     assert asyncio.run(run()) == 7
