@@ -10,8 +10,7 @@ import pytest
 import running
 
 from titan_rl import cli
-from titan_rl.algorithms.batches.batching import update_parts
-from titan_rl.algorithms.batches.filters import REASONS, Selection, filter_reason
+from titan_rl.algorithms.batches.batching import FILTER_REASONS, Selection, filter_reason, update_parts
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import AlgorithmConfig, Config, FilterConfig, RolloutConfig
 from titan_rl.controller.loop.admission import Admission
@@ -283,7 +282,7 @@ def test_mistakes_are_one_line(overrides, said):
 
 
 def test_reasons_are_all_named():
-    assert set(REASONS) == {"no_signal", "too_easy", "too_hard", "all_truncated"}
+    assert set(FILTER_REASONS) == {"no_signal", "too_easy", "too_hard", "all_truncated"}
 
 
 # a run

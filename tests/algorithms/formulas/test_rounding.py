@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from titan_rl.algorithms.arithmetic.advantages import centred, group_relative, leave_one_out
-from titan_rl.algorithms.batches.batching import step_batches
-from titan_rl.algorithms.batches.filters import filter_reason
+from titan_rl.algorithms.batches.batching import filter_reason, step_batches
 from titan_rl.algorithms.policy_gradient.grpo import GRPO
 from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
 from titan_rl.config.sections.schema import Config, FilterConfig
@@ -16,7 +15,7 @@ from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Sample, Turn, all_equal, all_zero, correct
 from titan_rl.diagnostics.bench.steps.matrix_share import _operations
 from titan_rl.records.metrics import sampling_metrics
-from titan_rl.trainer.objective.preparation import rows_without_gradient
+from titan_rl.trainer.objective.objective import rows_without_gradient
 
 SUMS = (0.1 + 0.2 + 0.7, 0.7 + 0.2 + 0.1)
 """0.9999999999999999 and 1."""

@@ -93,7 +93,7 @@ def test_advantages_are_made_of_the_shaped_rewards_and_the_shown_reward_is_the_t
 
 def test_filtering_looks_at_the_tasks_own_reward():
     """A group that is all right has no signal, however long its answers are."""
-    from titan_rl.algorithms.batches.filters import filter_reason
+    from titan_rl.algorithms.batches.batching import filter_reason
 
     rollouts = [rollout(0, 2), rollout(1, 8)]
     assert filter_reason(Group("a", rollouts), FilterConfig(no_signal=True)) == "no_signal"

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from titan_rl.algorithms.batches.filters import REASONS
+from titan_rl.algorithms.batches.batching import FILTER_REASONS
 from titan_rl.algorithms.batches.shaping import shaping_metrics
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.console.alarm_watch import AlarmWatch
@@ -128,7 +128,7 @@ class Reporter:
         if not self.config.filter.is_on:
             return {}
         count = len(collected.sampled)
-        shares = {f"filtered_{reason}": len(collected.filtered.get(reason, ())) / count for reason in REASONS}
+        shares = {f"filtered_{reason}": len(collected.filtered.get(reason, ())) / count for reason in FILTER_REASONS}
         return {"sampled_per_trained": count / len(collected.groups)} | shares
 
     def collected(self, step: int, batch: Collected) -> None:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from titan_rl.algorithms.batches.batching import discard_reason, sample_outcomes
-from titan_rl.algorithms.batches.filters import Selection
+from titan_rl.algorithms.batches.batching import Selection, discard_reason, sample_outcomes
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.data.types import Group, Prompt, Sampling, Status

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from titan_rl.algorithms.base import Algorithm, LossInputs
-from titan_rl.data.types import StepMetrics
+from titan_rl.data.types import Row, StepMetrics, all_zero
 from titan_rl.kernels.policy_loss import bounded_log_ratio
+from titan_rl.trainer.distributed.ranks import anywhere
 
 OUR_SUMS = ("loss", "entropy", "count", "agreement_mean", "agreement_max", "kl_k3")
 """Besides the algorithm's own."""
@@ -96,6 +97,16 @@ def expected_gradient(
         return torch.autograd.grad(loss, leaf_S)[0]
 
     return gradient
+
+
+def rows_without_gradient(algorithm: Algorithm, rows: list[Row], device: torch.device) -> set[int]:
+    """Numbers of rows whose advantages, and thus gradients, are 0 on every rank.
+
+    A row with branches of a rollout that has others elsewhere is none: what those earn may be asked of these."""
+    if not algorithm.is_still_without_advantage:
+        return set()
+    moves = anywhere([not all_zero(row.advantage_S) or bool(row.split) for row in rows], device)
+    return {index for index, does in enumerate(moves) if not does}
 
 
 def no_statistics(algorithm: Algorithm, num_tokens: int, device: torch.device) -> torch.Tensor:

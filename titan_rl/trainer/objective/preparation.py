@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from titan_rl.algorithms.base import Algorithm, LossInputs
-from titan_rl.data.types import Row, all_zero
-from titan_rl.trainer.distributed.ranks import anywhere, gathered, sum_over_ranks
+from titan_rl.data.types import Row
+from titan_rl.trainer.distributed.ranks import gathered, sum_over_ranks
 from titan_rl.trainer.model.sharded_model import ShardedModel
 from titan_rl.trainer.objective.objective import loss_inputs, no_statistics
 from titan_rl.trainer.objective.whole_rollouts import Join, join
@@ -53,16 +53,6 @@ def completed(rows: list[Row], zeros: Callable[[int], dict[str, np.ndarray]]) ->
 
     ``zeros(num_tokens)``: all columns."""
     return [replace(row, role_columns=zeros(len(row.weight_S)) | row.role_columns) for row in rows]
-
-
-def rows_without_gradient(algorithm: Algorithm, rows: list[Row], device: torch.device) -> set[int]:
-    """Numbers of rows whose advantages, and thus gradients, are 0 on every rank.
-
-    A row with branches of a rollout that has others elsewhere is none: what those earn may be asked of these."""
-    if not algorithm.is_still_without_advantage:
-        return set()
-    moves = anywhere([not all_zero(row.advantage_S) or bool(row.split) for row in rows], device)
-    return {index for index, does in enumerate(moves) if not does}
 
 
 def with_advantages(

@@ -44,6 +44,7 @@ from titan_rl.trainer.objective.objective import (
     expected_gradient,
     loss_and_sums,
     loss_inputs,
+    rows_without_gradient,
     step_metrics,
     zero_totals,
 )
@@ -51,7 +52,6 @@ from titan_rl.trainer.objective.preparation import (
     RowColumns,
     as_array,
     completed,
-    rows_without_gradient,
     with_advantages,
     with_placed_columns,
     with_role_columns,
@@ -182,15 +182,21 @@ class Learner(TrainerRank):
         algorithm, finders = self.algorithm, [role.find for role in self.roles.values()]
         if algorithm.needs.proximal:
             finders.append(self._find_proximal)
-        if not (finders or self.learned or algorithm.refines or algorithm.normalizes_batch):
+        if not (finders or self.learned or self._changes_advantages):
             return batches
         return [completed(with_role_columns(self.policy.fit(rows), finders), self.zero_columns) for rows in batches]
 
     def _with_advantages(self, batches: list[list[Row]]) -> list[list[Row]]:
-        """With what the role finds that learns, and refined by all that was found."""
+        """With what the role finds that learns, and refined by all that was found, if the algorithm asks for it."""
         if self.learned is not None:
             batches = [with_role_columns(rows, [self.learned.find]) for rows in batches]
+        if not self._changes_advantages:
+            return batches
         return with_advantages(self.algorithm, batches, self.policy, sees=self._sees, is_counted=self.is_counted)
+
+    @property
+    def _changes_advantages(self) -> bool:
+        return self.algorithm.refines or self.algorithm.normalizes_batch
 
     def _find_proximal(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         return [{} if s is None else {"proximal_logprob_S": as_array(s[0])} for s in self.policy.measure(rows)]
@@ -200,7 +206,7 @@ class Learner(TrainerRank):
     ) -> list[StepMetrics | NonfiniteBatch]:
         """Train on one step; ``role_columns``: computed by roles in other processes."""
         with self.spans.span("roles"):
-            batches = self._compared(with_placed_columns(batches, role_columns))
+            batches = self._compared(with_placed_columns(batches, role_columns) if role_columns else batches)
         self.step_values = []
         moves = [signal or not self.algorithm.is_still_without_advantage for signal in has_signal]
 
@@ -368,7 +374,7 @@ class Learner(TrainerRank):
         """Recorded values of each row that this rank reports (mesh/telemetry/step_record.py)."""
         if self.gives != "logprob" or isinstance(result, NonfiniteBatch):
             return {}
-        refined = self.learned is not None or self.algorithm.refines or self.algorithm.normalizes_batch
+        refined = self.learned is not None or self._changes_advantages
         row_logprobs = {index: values for index, values in self.logprobs().items() if index < len(rows)}
         if not refined:
             return {index: values[None] for index, values in row_logprobs.items()}
