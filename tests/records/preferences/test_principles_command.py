@@ -14,6 +14,7 @@ from row_tasks import write
 from titan_rl import cli
 from titan_rl.cli import main
 from titan_rl.controller.preflight.checks import tokenizer_of
+from titan_rl.data.storage.files import DiskFull
 from titan_rl.diagnostics.principles import command
 from titan_rl.diagnostics.principles.asking import Question, Reply
 from titan_rl.diagnostics.principles.backends import request_of
@@ -21,6 +22,7 @@ from titan_rl.diagnostics.principles.verdicts import question
 from titan_rl.diagnostics.principles.work import work_of
 from titan_rl.environments.rewards import judge_server
 from titan_rl.environments.rewards.judge_server import JudgeFailed
+from titan_rl.mesh.members.router import NoneLeft
 from titan_rl.records.preferences.collection import Collection, Settings, create
 from titan_rl.records.preferences.items import Item, shuffled
 from titan_rl.records.preferences.judgements import judgement_of
@@ -115,14 +117,14 @@ def test_a_mistake_is_one_line_before_anything_starts(folder, monkeypatch, capsy
     assert words in line and sorted(folder.rglob("*")) == before
 
 
-def fake_backend(asked: list[str], most: int = 1000):
+def fake_backend(asked: list[str], most: int = 1000, failure: type[Exception] = JudgeFailed):
     """In the place of generators: names each question, and judges as ``longer``; it dies after ``most``."""
 
     @asynccontextmanager
     async def backend(checked, log):
         async def ask(question):
             if len(asked) >= most:
-                raise JudgeFailed("it went away")
+                raise failure("it went away")
             asked.append(question.name)
             return await (longer if "/forward" in question.name or "/backward" in question.name else model)(question)
 
@@ -154,6 +156,14 @@ def test_the_command_writes_rows_and_goes_on_where_it_was_killed(folder, monkeyp
     for name, value in (("seed", "2"), ("revisions", "2"), ("generator.replicas", "2")):
         assert main([*line, f"--{name}", value]) == 2
         assert f"begun with another {name}:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failure", [JudgeFailed, NoneLeft, DiskFull])
+def test_whatever_fails_is_one_line_that_says_how_to_go_on(folder, monkeypatch, capsys, failure):
+    monkeypatch.setattr(command, "model_backend", fake_backend([], 2, failure))
+    assert main(["principles", "constitution.toml", *MODEL]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "it went away; replies are kept in principles/constitution, and the same command goes on" in line
 
 
 def test_two_models_answer_one_after_the_other_and_the_second_judges(folder, monkeypatch, capsys):
