@@ -188,7 +188,7 @@ def test_a_judge_that_follows_the_order_makes_no_pair_and_is_counted():
 
 @pytest.mark.parametrize(
     ("reply", "choice"),
-    [(Reply("A"), "unread"), (Reply("Verdict: A", "cut"), "unread"), (Reply("", "refused"), "too_long")],
+    [(Reply("A"), "unread"), (Reply("Verdict: A", "cut"), "cut"), (Reply("", "refused"), "too_long")],
 )
 def test_a_verdict_that_cannot_be_read_makes_no_pair_and_is_counted(reply, choice):
     async def judge(question):
