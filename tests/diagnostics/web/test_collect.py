@@ -549,6 +549,7 @@ def files(folder: Path) -> list[str]:
         (["x", "--labellers", "0"], "--labellers 0"),
         (["x", "--seed", "-1"], "--seed -1"),
         (["--report", "nowhere"], "nowhere is no collection: No such file or directory; give"),
+        (["m" * 300], "File name too long"),
         (["--pairs", "y.jsonl", "--run.plugin_path", "."], "--run.* is of a model"),
         (["--report", "x", "--pairs", "y.jsonl"], "stands alone"),
         (["x", "--json"], "--report"),

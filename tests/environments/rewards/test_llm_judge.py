@@ -95,7 +95,7 @@ def test_a_server_that_stumbles_is_asked_again():
     ("reply", "words"),
     [
         ({"choices": [{"message": {"content": "Mark: 1"}, "finish_reason": "length"}]}, "longer than max_tokens = 512"),
-        (400, "status 400"),
+        (400, "status 400: {}"),
         (413, "status 413"),
     ],
 )
@@ -191,8 +191,10 @@ JUDGED = {"url": "http://127.0.0.1:1/v1", "model": "wise"}
         ({"reward": "judge"}, "task.judge"),
         ({"reward": "judge", "judge": JUDGED | {"urll": "x"}}, "unknown key task.judge.urll: did you mean 'url'?"),
         ({"reward": "judge", "judge": JUDGED | {"url": "localhost:8000"}}, "task.judge.url = 'localhost:8000'"),
+        ({"reward": "judge", "judge": JUDGED | {"url": "http://[::1"}}, "Invalid IPv6 URL"),
+        ({"reward": "judge", "judge": JUDGED | {"url": "http://x:99999/v1"}}, "Port out of range"),
         ({"reward": "judge", "judge": JUDGED | {"question": "Good?"}}, "does not show the judge the {answer}"),
-        ({"reward": "judge", "judge": JUDGED | {"key_variable": "NOT_THERE"}}, "'NOT_THERE' is not in the environment"),
+        ({"reward": "judge", "judge": JUDGED | {"key_variable": "NOT_THERE"}}, "'NOT_THERE': there is no such"),
         ({"reward": "a:b", "rewards": {"task": 1.0}}, "exclude each other"),
         ({"rewards": {"taks": 1.0}}, "task.rewards = 'taks' must look like 'module:name'"),
         ({"rewards": {"task": "much"}}, "task.rewards.task = 'much'"),
@@ -203,6 +205,23 @@ def test_a_mistake_is_one_line(task, said):
         make_task(load_config(None, {"task": {"name": "gcd"} | task}).task)
     [line] = str(refused.value).splitlines()
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("judge", "key"),
+    [
+        ({"url": "http://me:secret@127.0.0.1:1/v1"}, ""),
+        ({"url": "http://127.0.0.1:1/v1?key=secret"}, ""),
+        ({"key_variable": "JUDGE_KEY"}, "secret\n"),
+        ({"key_variable": "JUDGE_KEY"}, "secr\u00e9t"),
+    ],
+)
+def test_a_key_in_a_place_where_an_error_would_show_it_is_refused(monkeypatch, judge, key):
+    """A client names the URL, and a header that it cannot send, in its errors."""
+    monkeypatch.setenv("JUDGE_KEY", key)
+    with pytest.raises(ConfigError, match=r"key_variable") as refused:
+        judge_config(JUDGED | judge)
+    assert "secr" not in str(refused.value)
 
 
 def test_a_deadline_that_cuts_the_judge_off_is_refused():

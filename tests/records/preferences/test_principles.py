@@ -99,6 +99,7 @@ def test_a_mistake_in_a_constitution_is_one_line(tmp_path, text, words):
         ("Verdict: A", "first"),
         ("A is short.\n\n**Verdict: B**\n\n", "second"),
         ("Verdict: A\nNo, wait.\n_Verdict:_ B.", "second"),
+        ('"Verdict: B"', "second"),
         ("Verdict: A\nThat is all.", None),
         ("Verdict: A or B", None),
         ("Verdict: AB", None),
@@ -181,12 +182,13 @@ def test_a_judge_that_follows_the_order_makes_no_pair_and_is_counted():
     summary = summary_of(results, [], None)
     assert not rows_of(results)[PAIRS] and (summary.verdicts.asked, summary.verdicts.choices["order"]) == (6, 6)
     assert summary.verdicts.order_dependent.value == summary.verdicts.first_preferred.value == 1.0
+    assert summary.verdicts.first_preferred.count == 6, "the verdicts of both orders are no two observations"
     assert "position bias" in table(summary) and "100.0%" in table(summary)
 
 
 @pytest.mark.parametrize(
     ("reply", "choice"),
-    [(Reply("A"), "unread"), (Reply("Verdict: A", "cut"), "unread"), (Reply("", "refused"), "too_long")],
+    [(Reply("A"), "unread"), (Reply("Verdict: A", "cut"), "cut"), (Reply("", "refused"), "too_long")],
 )
 def test_a_verdict_that_cannot_be_read_makes_no_pair_and_is_counted(reply, choice):
     async def judge(question):

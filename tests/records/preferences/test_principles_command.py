@@ -14,6 +14,7 @@ from row_tasks import write
 from titan_rl import cli
 from titan_rl.cli import main
 from titan_rl.controller.preflight.checks import tokenizer_of
+from titan_rl.data.storage.files import DiskFull
 from titan_rl.diagnostics.principles import command
 from titan_rl.diagnostics.principles.asking import Question, Reply
 from titan_rl.diagnostics.principles.backends import request_of
@@ -21,6 +22,7 @@ from titan_rl.diagnostics.principles.verdicts import question
 from titan_rl.diagnostics.principles.work import work_of
 from titan_rl.environments.rewards import judge_server
 from titan_rl.environments.rewards.judge_server import JudgeFailed
+from titan_rl.mesh.members.router import NoneLeft
 from titan_rl.records.preferences.collection import Collection, Settings, create
 from titan_rl.records.preferences.items import Item, shuffled
 from titan_rl.records.preferences.judgements import judgement_of
@@ -99,6 +101,7 @@ def test_nothing_that_a_model_or_a_row_says_becomes_a_control_token(folder):
         ([*MODEL, "--against", "nowhere"], "nowhere"),
         (["--against", "model", "--labels", "people", "--judge.url", "http://x", "--judge.model", "m"], "give both"),
         ([*MODEL, "--out", "people"], "not empty"),
+        ([*MODEL, "--model", "m" * 300], "name too long"),
         ([*MODEL, "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         ([*MODEL, "--model", "nowhere"], "nowhere"),
         ([*MODEL, "--task.style", "compact"], "chat"),
@@ -114,14 +117,14 @@ def test_a_mistake_is_one_line_before_anything_starts(folder, monkeypatch, capsy
     assert words in line and sorted(folder.rglob("*")) == before
 
 
-def fake_backend(asked: list[str], most: int = 1000):
+def fake_backend(asked: list[str], most: int = 1000, failure: type[Exception] = JudgeFailed):
     """In the place of generators: names each question, and judges as ``longer``; it dies after ``most``."""
 
     @asynccontextmanager
     async def backend(checked, log):
         async def ask(question):
             if len(asked) >= most:
-                raise JudgeFailed("it went away")
+                raise failure("it went away")
             asked.append(question.name)
             return await (longer if "/forward" in question.name or "/backward" in question.name else model)(question)
 
@@ -150,8 +153,17 @@ def test_the_command_writes_rows_and_goes_on_where_it_was_killed(folder, monkeyp
     assert main(line) == 0 and {name: (out / name).read_bytes() for name in files} == files
     said = " ".join(capsys.readouterr().out.split())
     assert "accuracy 100.0% 8 of 8" in said and "position bias 0.0%" in said
-    for more, words in ((["--seed", "2"], "another seed"), (["--revisions", "2"], "another revisions")):
-        assert main([*line, *more]) == 2 and words in capsys.readouterr().err
+    for name, value in (("seed", "2"), ("revisions", "2"), ("generator.replicas", "2")):
+        assert main([*line, f"--{name}", value]) == 2
+        assert f"begun with another {name}:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failure", [JudgeFailed, NoneLeft, DiskFull])
+def test_whatever_fails_is_one_line_that_says_how_to_go_on(folder, monkeypatch, capsys, failure):
+    monkeypatch.setattr(command, "model_backend", fake_backend([], 2, failure))
+    assert main(["principles", "constitution.toml", *MODEL]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "it went away; replies are kept in principles/constitution, and the same command goes on" in line
 
 
 def test_two_models_answer_one_after_the_other_and_the_second_judges(folder, monkeypatch, capsys):
@@ -176,7 +188,9 @@ def test_two_models_answer_one_after_the_other_and_the_second_judges(folder, mon
     monkeypatch.setattr(command, "model_backend", backend)
     line = ["principles", "constitution.toml", *MODEL, "--against", "other", "--temperature", "0", "--json"]
     assert main(line) == 0
-    summary = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    summary = json.loads(said.out)
+    assert "3 of 3 answers of --model" in said.err
     assert asked["model"] == [f"prompt/00000{n}/answer/0" for n in range(3)] and not summary["revisions"]
     assert len(asked["other"]) == 3 + 3 * 2 and summary["preferred"]["correct"] == 2
     assert main(line[:-1]) == 0 and len(asked["model"]) == 3 and len(asked["other"]) == 9
@@ -206,6 +220,34 @@ def test_a_judge_by_url_is_measured_on_peoples_labels_alone(folder, monkeypatch,
     capsys.readouterr()
     assert main([*line, "--out", "third"]) == 1 and "judge failed 3 times" in capsys.readouterr().err
     assert json.loads((folder / "again/summary.json").read_text())["agreement"]["alpha"] == 1.0
+
+
+def test_a_constitution_of_comparisons_alone_is_enough_for_labels(folder, capsys):
+    comparisons = (line for line in CONSTITUTION.splitlines() if not line.startswith(("critique", "revision")))
+    (folder / "constitution.toml").write_text("\n".join(comparisons))
+    with server(prefers_longer) as (url, _):
+        line = ["principles", "constitution.toml", "--labels", "people", "--judge.url", url, "--judge.model", "wise"]
+        assert main([*line, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["agreement"]["accuracy"]["correct"] == 8
+
+
+@pytest.mark.parametrize(("refused", "code"), [("<answer_a>\nlong 3\n", 0), ("", 1)])
+def test_a_server_that_refuses_whatever_it_is_asked_has_failed(folder, capsys, refused, code):
+    """Such as for a setting that it does not know: then nothing is too long."""
+
+    def reply(body):
+        asked = body["messages"][0]["content"]
+        return 400 if refused in asked else prefers_longer(asked) if "<answer_a>" in asked else "1"
+
+    with server(reply) as (url, _):
+        line = ["principles", "constitution.toml", "--labels", "people", "--judge.url", url, "--judge.model", "wise"]
+        assert main([*line, "--json"]) == code
+    said = capsys.readouterr()
+    if code:
+        assert "status 400: {}" in said.err
+    else:
+        choices = json.loads(said.out)["labelled"]["choices"]
+        assert {name: count for name, count in choices.items() if count} == {"a": 4, "b": 3, "too_long": 1}
 
 
 def test_the_model_has_room_for_the_longest_labelled_pair(folder):

@@ -87,8 +87,6 @@ class Recorded:
         """Errors: ConfigError for a damaged journal; OSError."""
         self._journal = EntryJournal(path, exchange_of, "exchange")
         self._replies = {each.id: Reply(each.text, each.status) for each in self._journal.entries}
-        self.num_asked = 0
-        """Questions that were not on record."""
 
     def has(self, questions: Iterable[Question]) -> bool:
         """Whether all replies are on record."""
@@ -110,7 +108,6 @@ class Recorded:
         kept = Reply(text, reply.status) if len(text) <= MOST_TEXT else Reply(text[-MOST_TEXT:], "cut")
         self._journal.append(Exchange(name, kept.text, kept.status))
         self._replies[name] = kept
-        self.num_asked += 1
 
     def close(self) -> None:
         self._journal.close()

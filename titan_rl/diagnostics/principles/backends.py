@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from titan_rl.controller.preflight.checks import Checked, tokenizer_of
 from titan_rl.controller.wiring import Actors
@@ -18,6 +18,8 @@ from titan_rl.environments.rollout.decoding import suite_decoding
 
 _SERVER_PLACES, _ROUNDS_AHEAD = 16, 2
 """Questions to a server at once; and to engines, for each that they answer at once: none waits long."""
+_SHORT = "Which is shorter, 1 or 11? Answer in one word."
+"""Question that a judge's server has room for."""
 
 
 @asynccontextmanager
@@ -64,13 +66,15 @@ async def server_backend(config: ServerConfig) -> AsyncIterator[Ask]:
 
     async def ask(question: Question) -> Reply:
         [only] = question.messages
-        try:
-            async with places:
+        async with places:
+            try:
                 return Reply(await server.ask(content_of(only), str))
-        except ReplyCut:
-            return Reply("", "cut")
-        except QuestionRefused:
-            return Reply("", "refused")
+            except ReplyCut:
+                return Reply("", "cut")
+            except QuestionRefused:
+                with suppress(ReplyCut):
+                    await server.ask(_SHORT, str)  # a server that refuses this too refuses whatever it is asked
+                return Reply("", "refused")
 
     try:
         yield ask

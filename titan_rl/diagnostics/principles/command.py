@@ -5,7 +5,6 @@ Each reply is on disk before it counts: a command that was killed goes on where 
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -25,8 +24,9 @@ from titan_rl.diagnostics.principles.stages import Compared, Made, compare, make
 from titan_rl.diagnostics.principles.summary import summary_of, table
 from titan_rl.diagnostics.principles.work import Overrides, Work, work_of
 from titan_rl.environments.rewards.judge_server import JudgeFailed
+from titan_rl.mesh.members.router import NoneLeft
 from titan_rl.mesh.processes.deadlines import together
-from titan_rl.records.preferences.rows import write_rows
+from titan_rl.records.preferences.rows import say_result, write_rows
 
 _PLACES = 512
 """Prompts under way: most are done before the last ones begin."""
@@ -41,7 +41,7 @@ def principles(options: argparse.Namespace, overrides: Overrides) -> int:
     try:
         with held(folder, work.settings):
             return _run(work, folder, as_json=options.json)
-    except (DiskFull, JudgeFailed) as error:
+    except (DiskFull, JudgeFailed, NoneLeft) as error:
         say(f"titan-rl: {error}; replies are kept in {folder}, and the same command goes on", sys.stderr)
         return EXIT_FAULT
 
@@ -56,12 +56,7 @@ def _run(work: Work, folder: Path, *, as_json: bool) -> int:
     summary = summary_of(made, labelled, agreement, is_duel=work.against is not None)
     written = write_rows(folder, rows_of(made))
     write_json(folder / SUMMARY, summary.as_dict())
-    if as_json:
-        say(json.dumps(summary.as_dict() | {"rows": written}))
-        return EXIT_OK
-    say(table(summary))
-    for name, count in written.items():
-        say(f"wrote {folder / name}: {count} rows")
+    say_result(folder, written, summary.as_dict() if as_json else table(summary))
     return EXIT_OK
 
 
@@ -85,20 +80,20 @@ async def _answer_first(work: Work, checked: Checked, recorded: Recorded) -> Non
     questions = [to_answer(work.stages, prompt, 0) for prompt in work.prompts]
     if recorded.has(questions):
         return
-    async with model_backend(checked, _log) as ask:
-        await together(map(recorded.asking(ask), questions))
+    progress = Progress(len(questions), "answers of --model", _log)
+    async with model_backend(checked, _log) as backend:
+        ask = recorded.asking(backend)
+        await together(progress.counted(ask(question)) for question in questions)
 
 
 async def make_all(work: Work, model: Ask, judge: Ask) -> tuple[list[Made], list[Compared]]:
     """Stages of all prompts, and comparisons of all labelled pairs. ``model`` answers, ``judge`` compares."""
     places, stages = asyncio.Semaphore(_PLACES), work.stages
-    progress = Progress(len(work.prompts) + len(work.labelled), _log)
+    progress = Progress(len(work.prompts) + len(work.labelled), "prompts and labelled pairs", _log)
 
     async def in_place(one: Coroutine[Any, Any, T]) -> T:
         async with places:
-            result = await one
-        progress.add()
-        return result
+            return await progress.counted(one)
 
     made = await together(in_place(make(stages, model, judge, prompt)) for prompt in work.prompts)
     items = [each.item for each in work.labelled]
@@ -113,10 +108,13 @@ def _log(line: str) -> None:
 class Progress:
     """Count of what is done, told at each tenth."""
 
-    def __init__(self, total: int, log: Callable[[str], None]) -> None:
-        self._total, self._log, self._done = total, log, 0
+    def __init__(self, total: int, what: str, log: Callable[[str], None]) -> None:
+        self._total, self._what, self._log, self._done = total, what, log, 0
 
-    def add(self) -> None:
+    async def counted(self, one: Coroutine[Any, Any, T]) -> T:
+        """Result of one, which is done then."""
+        result = await one
         self._done += 1
         if self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
-            self._log(f"{self._done} of {self._total} prompts and labelled pairs")
+            self._log(f"{self._done} of {self._total} {self._what}")
+        return result

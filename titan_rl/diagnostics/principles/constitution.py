@@ -12,6 +12,7 @@ Bai et al., "Constitutional AI: Harmlessness from AI Feedback" (2022), sections 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import exists, getsize, isfile  # exists and isfile say no to a name that is too long
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,12 +59,14 @@ class Constitution:
 def find_constitution(file: Path) -> Path:
     """TOML of a path, or of a recipe's name."""
     shipped = FOLDER / file.name / "constitution.toml"
-    return shipped if len(file.parts) == 1 and not file.exists() and shipped.is_file() else file
+    return shipped if len(file.parts) == 1 and not exists(file) and isfile(shipped) else file
 
 
 def read_constitution(file: Path) -> Constitution:
     """Constitution of a TOML, or of a recipe's name. Errors: ConfigError, one line with the file and the key."""
     path = find_constitution(file)
+    if not isfile(path) or not getsize(path):
+        raise ConfigError(f"{path} is empty or no file: give a TOML of [[principles]], or the recipe constitutional")
     tables = read_toml(path)
     try:
         return constitution_of(tables)

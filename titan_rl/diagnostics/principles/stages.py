@@ -159,6 +159,8 @@ async def compare(stages: Stages, judge: Ask, name: str, item: Item) -> Compared
     )
     if any(reply.status in ("too_long", "refused") for reply in replies):
         return Compared(item, principle.name, "too_long")
-    places: list[Place | None] = [verdict(reply.text) if reply.is_whole else None for reply in replies]
+    if any(reply.status == "cut" for reply in replies):
+        return Compared(item, principle.name, "cut")
+    places: list[Place | None] = [verdict(reply.text) for reply in replies]
     readable: list[Place] = [place for place in places if place is not None]
     return Compared(item, principle.name, comparison_of(*places), tuple(readable))

@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from titan_rl.diagnostics.principles.agreement import Agreement
 from titan_rl.diagnostics.principles.stages import Compared, Made
+from titan_rl.diagnostics.principles.verdicts import Comparison
 from titan_rl.records.preferences.summary import columns
 from titan_rl.records.statistics import Proportion
 
@@ -17,11 +18,11 @@ class Verdicts:
 
     asked: int
     choices: dict[str, int]
-    """Comparisons by what came of them: a, b, order, unread, too_long."""
+    """Comparisons by what came of them (``Comparison``)."""
     order_dependent: Proportion | None
     """Share of those with two verdicts in which both prefer the same place; None without any."""
     first_preferred: Proportion | None
-    """Share of verdicts that prefer the answer shown first."""
+    """Of these, share in which it is the first one. A comparison counts once: its two verdicts are not independent."""
 
     def as_dict(self) -> dict[str, Any]:
         shares = {name: getattr(self, name) for name in ("order_dependent", "first_preferred")}
@@ -32,10 +33,10 @@ def verdicts_of(compared: Sequence[Compared]) -> Verdicts:
     """Numbers of some comparisons."""
     choices = Counter(each.choice for each in compared)
     decided = choices["a"] + choices["b"] + choices["order"]
-    places = [place for each in compared for place in each.places]
+    places = [each.places[0] for each in compared if each.choice == "order"]
     return Verdicts(
         asked=len(compared),
-        choices={name: choices[name] for name in ("a", "b", "order", "unread", "too_long")},
+        choices={name: choices[name] for name in get_args(Comparison)},
         order_dependent=Proportion(choices["order"], decided) if decided else None,
         first_preferred=Proportion(places.count("first"), len(places)) if places else None,
     )
@@ -132,9 +133,10 @@ def _lost(summary: Summary) -> str:
 
 def _of_judge(verdicts: Verdicts) -> Iterator[tuple[str, str, str]]:
     yield "position bias", _value(verdicts.order_dependent), _of(verdicts.order_dependent, "both orders alike")
+    yield "first preferred", _value(verdicts.first_preferred), _of(verdicts.first_preferred, "of these")
     yield "unreadable", str(verdicts.choices["unread"]), "no verdict at the end of the judge's reply"
+    yield "cut", str(verdicts.choices["cut"]), "reply as long as --max-new-tokens, or judge.max_tokens, allows"
     yield "too long", str(verdicts.choices["too_long"]), "no room, or refused by the judge's server"
-    yield "first preferred", _value(verdicts.first_preferred), _of(verdicts.first_preferred, "of two shown")
 
 
 def _of_people(summary: Summary) -> Iterator[tuple[str, str, str]]:

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from os.path import isfile  # says no to a name that is too long
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from titan_rl.data.storage.files import sampled_checksum
 from titan_rl.data.text.turns import NO_TEMPLATE
 from titan_rl.data.types import message
 from titan_rl.diagnostics.principles.agreement import Labelled, labelled_pairs
-from titan_rl.diagnostics.principles.arguments import MAX_NEW_TOKENS, REVISIONS, SAMPLES, TEMPERATURE
+from titan_rl.diagnostics.principles.arguments import REVISIONS, SAMPLES
 from titan_rl.diagnostics.principles.asking import Question
 from titan_rl.diagnostics.principles.backends import request_of
 from titan_rl.diagnostics.principles.constitution import Constitution, read_constitution
 from titan_rl.diagnostics.principles.stages import Stages
 from titan_rl.diagnostics.principles.verdicts import question
+from titan_rl.diagnostics.web.collect.arguments import TEMPERATURE
 from titan_rl.diagnostics.web.collect.generation import checked_prompts
 from titan_rl.diagnostics.web.collect.sources import asked_item
 from titan_rl.environments.rewards.judge_server import ServerConfig, check_server
@@ -113,10 +115,11 @@ def _check_against(options: argparse.Namespace) -> None:
 
 
 def _stages(options: argparse.Namespace, constitution: Constitution) -> Stages:
+    has_prompts = options.prompts is not None
     given = {
         "seed": (options.seed, 1),
-        "samples": (options.samples, SAMPLES),
-        "revisions": (options.revisions, REVISIONS if options.against is None else 0),
+        "samples": (options.samples, SAMPLES if has_prompts else 0),
+        "revisions": (options.revisions, REVISIONS if has_prompts and options.against is None else 0),
         "temperature": (options.temperature, TEMPERATURE),
     }
     values = {name: default if value is None else value for name, (value, default) in given.items()}
@@ -158,7 +161,7 @@ def _checked(
         source=_model(path),
         prompts=options.prompts or str(options.labels / ITEMS),
         count=options.count,
-        max_new_tokens=options.max_new_tokens or MAX_NEW_TOKENS,
+        max_new_tokens=options.max_new_tokens,
         temperature=stages.temperature,
     )
     checked = checked_prompts(asking, overrides, 1, stages.seed)
@@ -171,7 +174,7 @@ def _checked(
 def _model(path: Path) -> Path:
     """Model directory; of a run the one that it exported."""
     exported = path / "model"
-    return exported if not (path / "tokenizer.json").is_file() and (exported / "config.json").is_file() else path
+    return exported if not isfile(path / "tokenizer.json") and isfile(exported / "config.json") else path
 
 
 def _with_room(checked: Checked, constitution: Constitution, labelled: Sequence[Labelled]) -> Checked:
@@ -227,5 +230,6 @@ def _settings(
         [suite], sources = checked.suites, find_sources(checked.config)
         settings |= {"model": sources.pop("model.path", {}), "prompts": sources, "count": suite.config.prompts}
         settings["max-new-tokens"] = suite.config.max_new_tokens
-        settings["overrides"] = json.dumps(overrides, sort_keys=True, default=str)
+        given = {f"{section}.{key}": value for section, table in overrides.items() for key, value in table.items()}
+        settings |= {name: json.dumps(value, sort_keys=True, default=str) for name, value in given.items()}
     return settings

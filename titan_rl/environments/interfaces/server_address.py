@@ -28,6 +28,8 @@ class Address:
     """Name of the environment variable with the server's token; its value is in no record and no log."""
     section: str = SECTION
     """Section of the settings, for messages."""
+    token_key: str = "token_env"
+    """Key of the setting that names the variable, for messages."""
 
     @property
     def parts(self) -> SplitResult:
@@ -46,10 +48,11 @@ class Address:
         """Authorization header, if a token is set. Errors: EnvironmentFailed for a missing or unusable token."""
         if not self.token_env:
             return {}
+        setting = f"{self.section}.{self.token_key} = {self.token_env!r}"
         if not (token := os.environ.get(self.token_env)):
-            raise EnvironmentFailed(f"{self.section}.token_env = {self.token_env!r}: there is no such variable: set it")
+            raise EnvironmentFailed(f"{setting}: there is no such variable: set it")
         if not (token.isascii() and token.isprintable()):  # what refuses it later would show it
-            raise EnvironmentFailed(f"{self.section}.token_env = {self.token_env!r}: it holds what no header can hold")
+            raise EnvironmentFailed(f"{setting}: it holds what no header can hold")
         return {"Authorization": f"Bearer {token}"}
 
 
@@ -72,7 +75,7 @@ def checked_address(address: Address, schemes: tuple[str, ...], example: str) ->
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
             f"{setting} has more than an address, which a run would record: leave out what is before an @ or behind a "
-            f"'?' or '#', and name the variable that holds a token in {address.section}.token_env"
+            f"'?' or '#', and name the variable that holds a token in {address.section}.{address.token_key}"
         )
     if parts.scheme not in schemes or not parts.hostname or port == 0:
         raise ConfigError(f"{assignment}: {hint}")

@@ -5,17 +5,17 @@ A question that fails, or whose reply cannot be read, is asked again a few times
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Count
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
+from titan_rl.environments.interfaces.server_address import Address, checked_address, one_line
 
 _ATTEMPTS, _PAUSE_SECONDS = 3, 0.2
 _REFUSALS = (400, 413, 422)
@@ -53,11 +53,15 @@ class ReplyCut(JudgeFailed):
 
 def check_server(config: ServerConfig, section: str) -> None:
     """Check of a server's settings. ``section``: theirs, for messages. Errors: ConfigError."""
-    parts = urlsplit(config.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{section}.url = {config.url!r}: give one such as http://127.0.0.1:8000/v1")
-    if config.key_variable and config.key_variable not in os.environ:
-        raise ConfigError(f"{section}.key_variable = {config.key_variable!r} is not in the environment: set it")
+    address = checked_address(_address(config, section), ("http", "https"), "http://127.0.0.1:8000/v1")
+    try:
+        address.headers()
+    except EnvironmentFailed as error:
+        raise ConfigError(str(error)) from None
+
+
+def _address(config: ServerConfig, section: str = "judge") -> Address:
+    return Address(config.url, config.key_variable, section, "key_variable")
 
 
 def without_marks(text: str, names: str) -> str:
@@ -73,10 +77,8 @@ class JudgeServer:
     def __init__(self, config: ServerConfig):
         import httpx  # its import takes a tenth of a second
 
-        self.config = config
-        host = urlsplit(config.url).hostname
-        is_here = host in ("localhost", "127.0.0.1", "::1")
-        self._client = httpx.AsyncClient(trust_env=not is_here)  # no proxy for what is on this machine
+        self.config, self._address = config, _address(config)
+        self._client = httpx.AsyncClient(trust_env=not self._address.is_loopback)  # no proxy for this machine's own
 
     async def ask(self, question: str, read: Callable[[str], T]) -> T:
         """What ``read`` makes of the reply; one that it refuses by JudgeFailed is asked for again. Errors:
@@ -84,7 +86,7 @@ class JudgeServer:
         try:
             return await asyncio.wait_for(self._ask(question, read), self.config.seconds)
         except TimeoutError:
-            raise JudgeFailed(f"the judge took longer than {self.config.seconds:g} s") from None
+            raise JudgeFailed(f"the judge took longer than {self.config.seconds:g} s: raise seconds") from None
 
     async def _ask(self, question: str, read: Callable[[str], T]) -> T:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -106,9 +108,7 @@ class JudgeServer:
         """Errors: httpx.HTTPError, JudgeFailed."""
         from titan_rl.environments.interfaces.http_body import AS_IT_IS, read_body
 
-        config, headers = self.config, dict(AS_IT_IS)
-        if config.key_variable:
-            headers["Authorization"] = f"Bearer {os.environ[config.key_variable]}"
+        config, headers = self.config, AS_IT_IS | self._address.headers()
         body = {
             "model": config.model,
             "messages": [{"role": "user", "content": question}],
@@ -117,10 +117,11 @@ class JudgeServer:
         }
         url = config.url.rstrip("/") + "/chat/completions"
         async with self._client.stream("POST", url, json=body, headers=headers, timeout=config.seconds) as reply:
-            if reply.status_code in _REFUSALS:
-                raise QuestionRefused(f"the judge refused the question with status {reply.status_code}")
-            reply.raise_for_status()
             content = await read_body(reply, url)
+        if not reply.is_success:
+            failure = QuestionRefused if reply.status_code in _REFUSALS else JudgeFailed
+            said = one_line(content.decode(errors="replace"))
+            raise failure(f"the judge's server answered with status {reply.status_code}: {said}")
         try:
             choice = json.loads(content)["choices"][0]
             said, why_ended = str(choice["message"]["content"] or ""), choice.get("finish_reason")

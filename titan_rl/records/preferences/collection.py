@@ -12,6 +12,7 @@ it has as many judgements as are wanted. Planted items are mixed in, of everybod
 import fcntl
 import json
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -54,7 +55,7 @@ class Settings:
 
 
 def is_collection(folder: Path) -> bool:
-    return (folder / _SETTINGS).is_file()
+    return os.path.isfile(folder / _SETTINGS)  # says no to a name that is too long
 
 
 def check_folder(folder: Path, *, write: bool) -> None:

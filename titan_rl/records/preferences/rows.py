@@ -1,4 +1,5 @@
-"""Rows to train on: pairs, labels and demonstrations, in the shapes that ``data.file`` takes. Pure but for writing.
+"""Rows to train on: pairs, labels and demonstrations, in the shapes that ``data.file`` takes. Pure but for writing and
+printing.
 
     preferences.jsonl   prompt, chosen, rejected    dpo, simpo, orpo, reward_model
     labels.jsonl        prompt, completion, label   kto
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.io.printable import say
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.storage.files import replace_text
 from titan_rl.records.preferences.items import Item
@@ -101,3 +103,10 @@ def write_rows(folder: Path, rows: Mapping[str, Sequence[Row]]) -> dict[str, int
         else:
             (folder / name).unlink(missing_ok=True)
     return {name: len(of_file) for name, of_file in rows.items() if of_file}
+
+
+def say_result(folder: Path, written: Mapping[str, int], summary: dict[str, Any] | str) -> None:
+    """Print a summary and the rows by file: as JSON, or, if it is a table, as lines for people."""
+    if isinstance(summary, dict):
+        return say(json.dumps(summary | {"rows": written}))
+    say("\n".join([summary, *(f"wrote {folder / name}: {count} rows" for name, count in written.items())]))

@@ -35,7 +35,7 @@ from titan_rl.records.preferences.collection import (
 )
 from titan_rl.records.preferences.items import Item, Mode, shuffled
 from titan_rl.records.preferences.journal import latest
-from titan_rl.records.preferences.rows import judged_items, rows_of, write_rows
+from titan_rl.records.preferences.rows import judged_items, rows_of, say_result, write_rows
 from titan_rl.records.preferences.summary import summary_of, table
 
 if TYPE_CHECKING:
@@ -98,12 +98,7 @@ def report(folder: Path, *, as_json: bool) -> int:
     except Served:
         say(f"{folder} is served by another process, which writes the rows when it ends", sys.stderr)
         written = {}
-    if as_json:
-        say(json.dumps(summary.as_dict() | {"rows": written}))
-        return EXIT_OK
-    say(table(summary))
-    for name, count in written.items():
-        say(f"wrote {folder / name}: {count} rows")
+    say_result(folder, written, summary.as_dict() if as_json else table(summary))
     return EXIT_OK
 
 
