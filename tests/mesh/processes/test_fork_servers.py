@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import conftest
@@ -19,6 +20,7 @@ from titan_rl.mesh.forking.forking import ForkServers
 from titan_rl.mesh.processes.processes import MARK, process_state
 from titan_rl.mesh.processes.processes import running as marked
 from titan_rl.mesh.resources import cores as placement
+from titan_rl.mesh.resources.imports import IMPORTS
 from titan_rl.records.metrics import read_metrics
 
 SERVER = """
@@ -113,6 +115,30 @@ def test_it_is_what_exec_would_have_made(server, tmp_path):
     assert forked["environment"] == by_exec["environment"] | {"MARK": mark}
     assert f"{MARK}={mark}" in forked["shown"], "which is how a run's processes are found"
     assert len(forked["descriptors"]) == len(by_exec["descriptors"]) + 1, "the pipe alone is the server's"
+
+
+def test_what_is_not_wanted_at_once_is_imported_when_it_is_first_asked_for(tmp_path):
+    program = """if True:
+        import socket, sys
+        from titan_rl.mesh.forking import fork_server
+        fork_server.import_shared = lambda: None
+        fork_server.import_all = lambda kind: print(kind, flush=True)
+        kinds = dict(argument.split("=") for argument in sys.argv[1:])
+        fork_server._serve({kind: socket.socket(fileno=int(n)) for kind, n in kinds.items()}, ["trainer"])
+    """
+    with ExitStack() as opened:
+        listeners = {kind: opened.enter_context(forking._listen(tmp_path / kind)).fileno() for kind in IMPORTS}
+        servers = subprocess.Popen(
+            [sys.executable, "-c", program, *(f"{kind}={number}" for kind, number in listeners.items())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=listeners.values(),
+            text=True,
+        )
+    assert servers.stdout.readline() == "trainer\n"
+    asyncio.run(forking.imports_done(tmp_path, "verifier"))
+    assert servers.communicate(timeout=30)[0] == "verifier\n", "and nothing of a generator"
+    assert servers.returncode == 0
 
 
 def test_who_asks_whether_it_is_ready_gets_no_process(server):

@@ -1,8 +1,9 @@
-"""``python -m titan_rl.mesh.forking.fork_server KIND=DESCRIPTOR...``: actor processes by fork, with imports done.
+"""``python -m titan_rl.mesh.forking.fork_server KINDS KIND=DESCRIPTOR...``: actor processes by fork, imports done.
 
-One server for each kind of actor: each is handed the socket that it listens at, imports what that kind needs once, and
-forks for whoever connects (fork_client.py). What was imported is in memory once, too. A process that it forked lives on
-when the server dies, and dies with its client. The servers end when their standard input does.
+One server for each kind of actor: each is handed the socket that it listens at, imports what that kind needs once (of
+KINDS, separated by commas, at once; of others when it is first asked), and forks for whoever connects (fork_client.py).
+What was imported is in memory once, too. A process that it forked lives on when the server dies, and dies with its
+client. The servers end when their standard input does.
 """
 
 import ctypes
@@ -177,13 +178,20 @@ def _limit_arenas() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, int(most))
 
 
-def _serve(listeners: dict[str, socket.socket]) -> Request | None:
-    """As ``ForkServer.run``, for each kind in a process of its own."""
+def _is_asked(listener: socket.socket) -> bool:
+    """Wait for the first client, which stays in the queue; false if standard input ends before it comes."""
+    return listener in select.select([0, listener], [], [])[0]
+
+
+def _serve(listeners: dict[str, socket.socket], at_once: list[str]) -> Request | None:
+    """As ``ForkServer.run``, for each kind in a process of its own. ``at_once``: kinds that wait for no client."""
     import_shared()
     for kind in listeners:
         if os.fork() == 0:
             for other in set(listeners) - {kind}:
                 listeners[other].close()
+            if kind not in at_once and not _is_asked(listeners[kind]):
+                return None
             os.environ |= import_environment(kind)
             _limit_arenas()
             import_all(kind)
@@ -197,8 +205,8 @@ if __name__ == "__main__":
     os.umask(0o077)
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    kinds = (argument.split("=") for argument in sys.argv[1:])
-    request = _serve({kind: socket.socket(fileno=int(descriptor)) for kind, descriptor in kinds})
+    kinds = (argument.split("=") for argument in sys.argv[2:])
+    request = _serve({kind: socket.socket(fileno=int(number)) for kind, number in kinds}, sys.argv[1].split(","))
     if request is None:
         os._exit(0)  # exit handlers of libraries are for processes that used them
     try:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -79,14 +79,19 @@ async def imports_done(folder: Path, kind: str) -> None:
         await asyncio.wait_for(loop.sock_recv(asking, 1), fork_client.FORK_SECONDS)
 
 
-def start(folder: Path, environment: dict[str, str], output: IO | None) -> subprocess.Popen:
-    """Servers that listen in a folder, from now on, until the process's standard input is closed. ``environment`` is
-    added to this process's own, and must hold a run's mark or ``no_mark()``."""
+def start(
+    folder: Path, environment: dict[str, str], output: IO | None, at_once: Iterable[str] = IMPORTS
+) -> subprocess.Popen:
+    """Servers that listen in a folder, from now on, until the process's standard input is closed.
+
+    ``environment`` is added to this process's own, and must hold a run's mark or ``no_mark()``. ``at_once``: kinds of
+    actors whose imports begin now; those of others begin when one is asked for.
+    """
     with ExitStack() as opened:
         listeners = {kind: opened.enter_context(_listen(folder / kind)).fileno() for kind in IMPORTS}
         kinds = [f"{kind}={descriptor}" for kind, descriptor in listeners.items()]
         return subprocess.Popen(
-            [sys.executable, "-m", "titan_rl.mesh.forking.fork_server", *kinds],
+            [sys.executable, "-m", "titan_rl.mesh.forking.fork_server", ",".join(at_once), *kinds],
             env=os.environ | environment,
             stdin=subprocess.PIPE,
             stdout=output,
@@ -107,11 +112,12 @@ def _listen(path: Path) -> socket.socket:
 class EarlyServers:
     """Fork servers started before their run, with a mark of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Iterable[str]) -> None:
+        """``kinds``: those whose imports begin now."""
         self._folder = make_scratch()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (``end`` closes it)
         self._logs: str | None = None
-        self._process = start(self._folder, fork_environment() | new_mark(), self._output)
+        self._process = start(self._folder, fork_environment() | new_mark(), self._output, kinds)
 
     def move(self, folder: Path, logs: str | None) -> None:
         """Move the servers' sockets into a run's folder."""
@@ -149,9 +155,9 @@ def can_fork_here() -> bool:
 
 
 @contextmanager
-def servers_started_early() -> Iterator[None]:
-    """Servers begin with their imports; who needs some within takes them over. All end here."""
-    ahead = EarlyServers()
+def servers_started_early(kinds: Iterable[str] = IMPORTS) -> Iterator[None]:
+    """Servers begin with the imports of these kinds; who needs some within takes them over. All end here."""
+    ahead = EarlyServers(kinds)
     _ahead.append(ahead)
     try:
         yield

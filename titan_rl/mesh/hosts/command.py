@@ -86,12 +86,15 @@ def checked_address(address: str, *, insecure: bool) -> Address:
 
 @contextmanager
 def _forks(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Fork servers for all runs to come, and how their processes find them; nothing where there can be none."""
+    """Fork servers for all runs to come, and how their processes find them; nothing where there can be none.
+
+    A kind of actor that no run places here is not imported: vLLM alone takes half a GiB.
+    """
     if os.path.isdir(os.environ.get(forking.FORK_SERVERS, "")) or not forking.can_fork_here():
         yield {}
         return
     folder = make_scratch()
-    servers = forking.start(folder, {**environment, **fork_environment(), **forking.no_mark()}, None)
+    servers = forking.start(folder, {**environment, **fork_environment(), **forking.no_mark()}, None, at_once=())
     try:
         yield {forking.FORK_SERVERS: str(folder)}
     finally:
