@@ -26,7 +26,7 @@ class Proportion:
         n, p = self.count, self.value
         centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
         half = _Z / (1 + _Z**2 / n) * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
-        return centre - half, centre + half
+        return max(centre - half, 0.0), min(centre + half, 1.0)  # rounding alone passes either
 
     def __str__(self) -> str:
         low, high = self.interval

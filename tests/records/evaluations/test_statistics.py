@@ -31,6 +31,7 @@ def test_interval_solves_wilsons_equation_and_stays_within_0_and_1(count):
 
 def test_what_people_read():
     assert str(Proportion(1, 2)) == "50.0% (1 of 2, 95 % interval 9.5% to 90.5%)"
+    assert str(Proportion(0, 105)) == "0.0% (0 of 105, 95 % interval 0.0% to 3.5%)", "and not -0.0%"
     assert Proportion(1, 4).as_dict() | {"interval_95": None} == {
         "accuracy": 0.25,
         "correct": 1,
