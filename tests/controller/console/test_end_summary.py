@@ -19,10 +19,11 @@ def run_dir(tmp_path) -> RunDir:
     return run_dir
 
 
-def said(run_dir: RunDir, done: int, config_file: str | None = "my.toml") -> str:
+def said(run_dir: RunDir, done: int, config_file: str | None = "my.toml", without_signal: int = 0) -> str:
     progress = Progress(steps_asked=5)
     progress.seconds_training, progress.held_out_after = 61.0, Proportion(3, 4)
     summary = {"steps_done": done, "steps_asked": 5}
+    summary |= {"reward_by_step": [0.0, 0.5] * (done // 2), "steps_without_signal": without_signal}
     return "\n".join(end_summary("completed", summary, progress, run_dir, config_file))
 
 
@@ -32,6 +33,13 @@ def test_a_completed_run_names_its_places_and_what_to_look_at(run_dir):
     assert f"model {run_dir.model}  curves {run_dir.curves}  run {run_dir.root}" in text
     assert f"titan-rl show '{run_dir.root}'" in text and f"titan-rl eval '{run_dir.model}' --file my.toml" in text
     assert "--resume" not in text
+
+
+@pytest.mark.parametrize(("without_signal", "is_said"), [(0, False), (1, False), (2, True), (4, True)])
+def test_one_that_had_nothing_to_learn_from_says_so(run_dir, without_signal, is_said):
+    line = f"no signal in {without_signal} of 4 steps: all answers to a prompt had the same reward"
+    assert (line in said(run_dir, 4, without_signal=without_signal)) == is_said
+    assert ("no signal" in said(run_dir, 4, without_signal=without_signal)) == is_said
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from titan_rl.config.io.bounded_files import read_json
@@ -33,6 +34,12 @@ def end_summary(
     for when in ("before", "after"):
         if (result := getattr(progress, f"held_out_{when}")) is not None:
             yield f"held-out accuracy {when:>6}: {result}"
+    rewards, num_flat = summary["reward_by_step"], summary["steps_without_signal"]
+    if num_flat and num_flat >= len(rewards) / 2:
+        yield (
+            f"no signal in {num_flat} of {len(rewards)} steps: all answers to a prompt had the same reward, and nothing "
+            f"was learned from it (mean of all steps {fmean(rewards):.2f})"
+        )
     left = {"model": run_dir.model, "curves": run_dir.curves, "run": run_dir.root}
     yield "  ".join(f"{name} {path}" for name, path in left.items() if path.exists())
     if (dtype := _dtype(run_dir.model)) is not None:
