@@ -37,8 +37,8 @@ def end_summary(
     rewards, num_flat = summary["reward_by_step"], summary["steps_without_signal"]
     if num_flat and num_flat >= len(rewards) / 2:
         yield (
-            f"no signal in {num_flat} of {len(rewards)} steps: all answers to a prompt had the same reward, and nothing "
-            f"was learned from it (mean of all steps {fmean(rewards):.2f})"
+            f"no signal in {num_flat} of {len(rewards)} steps: all answers to a prompt had the same reward, and "
+            f"nothing was learned from it (mean of all steps {fmean(rewards):.2f})"
         )
     left = {"model": run_dir.model, "curves": run_dir.curves, "run": run_dir.root}
     yield "  ".join(f"{name} {path}" for name, path in left.items() if path.exists())
