@@ -1,10 +1,12 @@
 """Public shapes of rows: each is read as its set means it, and passes the checks of a run; two at once are one line."""
 
 import json
+import subprocess
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import warm_commands
 from public_rows import (
     Row,
     alpaca,
@@ -40,6 +42,7 @@ from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.rollout.prompt_checks import training_prompts
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.builtin.tokenizer import character_tokenizer
+from titan_rl.records.metrics import read_metrics
 
 CHAT = (
     "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}<eos>\n{% endfor %}"
@@ -156,6 +159,36 @@ def test_a_public_shape_of_data_passes_every_check_of_a_run(tmp_path, algorithm,
     tables = {"run": {"plugin_path": [str(tmp_path)]}, "model": {"path": chat_model}, "data": {"file": "rows.jsonl"}}
     checked = check(load_config(None, tables | {"algorithm": {"name": algorithm}, "training": {"seq_len": 200}}))
     assert len(checked.dataset.train) + len(checked.dataset.held_out) == COUNT
+
+
+def train_three_steps(folder, make, **settings: str) -> None:
+    """By a TOML of one line a setting; what makes a run small is said on the command line."""
+    (folder / "mine.toml").write_text("".join(f'{key.replace("__", ".")} = "{settings[key]}"\n' for key in settings))
+    pq.write_table(pa.Table.from_pylist([make(n) for n in range(4 * COUNT)]), folder / "rows.parquet")
+    small = "--training.steps 3 --training.seq_len 256 --eval.prompts 8 --recovery.standby false"
+    if "task__name" in settings:
+        small += " --rollout.prompts_per_step 4 --rollout.group_size 4 --rollout.max_new_tokens 5"
+        small += " --generator.kv_cache_gib 0.0625"
+    command = ["-m", "titan_rl.train", folder / "mine.toml", "--run.dir", folder / "run", *small.split()]
+    done = subprocess.run(warm_commands.command(*command), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert [record["step"] for record in read_metrics(folder / "run") if "loss" in record] == [1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.confirms
+@pytest.mark.parametrize("name", ASKED)
+def test_prompts_of_a_public_shape_train_three_steps(tmp_path, name, chat_model):
+    task = dict(task__name="jsonl", task__style="chat", task__reward=REWARDS[name], task__options__file="rows.parquet")
+    train_three_steps(tmp_path, ASKED[name][0], model__path=chat_model, **task)
+
+
+@pytest.mark.slow
+@pytest.mark.confirms
+@pytest.mark.parametrize(("algorithm", "name"), OF_DATA)
+def test_rows_of_a_public_shape_train_three_steps(tmp_path, algorithm, name, chat_model):
+    data = dict(algorithm__name=algorithm, data__file="rows.parquet")
+    train_three_steps(tmp_path, LEARNED[algorithm][name][0], model__path=chat_model, **data)
 
 
 # columns

@@ -15,6 +15,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.controller.preflight.checks import check
 from titan_rl.environments.registry import make_task
+from titan_rl.environments.rewards import judge_server
 from titan_rl.environments.rewards.llm_judge import Judge, JudgeFailed, judge_config
 from titan_rl.environments.scoring.scorer import GradedScorer, Scorer
 
@@ -89,6 +90,30 @@ def test_a_server_that_stumbles_is_asked_again():
     with server(lambda request: next(answers)) as (url, requests):
         assert marked(url) == 1.0
     assert len(requests) == 3
+
+
+def test_a_busy_server_is_asked_again_until_time_is_up(monkeypatch):
+    monkeypatch.setattr(judge_server, "_PAUSE_SECONDS", 0.01)
+    answers = iter([429] * 5 + [503, "Mark: 10"])
+    with server(lambda request: next(answers)) as (url, requests):
+        assert marked(url) == 1.0
+    assert len(requests) == 7
+    with server(lambda request: 429) as (url, requests), pytest.raises(JudgeFailed, match="status 429, and takes no m"):
+        marked(url, seconds=1.0)
+    assert len(requests) > 3
+
+
+@pytest.mark.parametrize("retry_after", ["0", "Wed, 21 Oct 2026 07:28:00 GMT", "nan", "-1", "9" * 400, ""])
+def test_an_odd_retry_after_delays_nothing(retry_after):
+    answers = iter([(429, retry_after), "Mark: 10"])
+    with server(lambda request: next(answers)) as (url, _):
+        assert marked(url) == 1.0
+
+
+def test_a_busy_server_is_given_the_time_that_it_asks_for():
+    with server(lambda request: (429, "3600")) as (url, requests), pytest.raises(JudgeFailed, match="within 10 s"):
+        marked(url)
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,15 @@ def test_single_words_are_short_and_held_out_by_themselves():
     assert not trained & held_out and all(len(text) <= 6 and " " not in text for text in trained | held_out)
 
 
+def test_spaced_characters_are_compared_one_by_one():
+    task = task_of("reverse_text", min_words=1, max_words=1, max_characters=6, spaced=True)
+    for prompt in prompts(task, 50):
+        assert prompt.text[1::2].strip() == "" and prompt.answer == prompt.text[::-1]
+        letters = prompt.answer.split(" ")
+        scores = [total(task.score(prompt, [each])) for each in (prompt.answer, "".join(letters), " " * len(letters))]
+        assert scores[0] == 1 and (len(letters) == 1 or scores[1:] == [0, 0])
+
+
 # Wordle
 
 

@@ -133,6 +133,12 @@ def fake_backend(asked: list[str], most: int = 1000, failure: type[Exception] = 
     return backend
 
 
+@asynccontextmanager
+async def unopened(checked, log):
+    pytest.fail("engines start for what is on record")
+    yield
+
+
 def test_the_command_writes_rows_and_goes_on_where_it_was_killed(folder, monkeypatch, capsys):
     line, asked = ["principles", "constitution.toml", *MODEL, "--labels", "people"], []
     monkeypatch.setattr(command, "model_backend", fake_backend(asked, 9))
@@ -150,6 +156,7 @@ def test_the_command_writes_rows_and_goes_on_where_it_was_killed(folder, monkeyp
     out = folder / "principles/constitution"
     assert json.loads((out / "summary.json").read_text())["agreement"] == summary["agreement"]
     files = {name: (out / name).read_bytes() for name in ("pairs.jsonl", "revisions.jsonl", "exchanges.jsonl")}
+    monkeypatch.setattr(command, "model_backend", unopened)
     assert main(line) == 0 and {name: (out / name).read_bytes() for name in files} == files
     said = " ".join(capsys.readouterr().out.split())
     assert "accuracy 100.0% 8 of 8" in said and "position bias 0.0%" in said

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def server(reply):
-    """An OpenAI-style one: ``reply(request)`` is what it says, or the status that it answers with."""
+    """An OpenAI-style one: ``reply(request)`` is what it says, or the status that it answers with, alone or before what
+    it gives as Retry-After."""
     requests = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -18,12 +19,15 @@ def server(reply):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             requests.append(body | {"path": self.path, "key": self.headers.get("Authorization", "")})
             said = reply(body)
+            said, retry_after = said if isinstance(said, tuple) else (said, None)
             status, content = (said, {}) if isinstance(said, int) else (200, _message(said))
             requests[-1]["accepts"] = self.headers.get("Accept-Encoding")
             data = said if isinstance(said, bytes) else json.dumps(content).encode()
             self.send_response(status)
             if isinstance(said, bytes):
                 self.send_header("Content-Encoding", "gzip, gzip")
+            if retry_after is not None:
+                self.send_header("Retry-After", retry_after)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

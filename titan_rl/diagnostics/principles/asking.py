@@ -7,7 +7,7 @@ So a command that was killed goes the same way again, and asks nothing twice.
 """
 
 import re
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -87,10 +87,6 @@ class Recorded:
         """Errors: ConfigError for a damaged journal; OSError."""
         self._journal = EntryJournal(path, exchange_of, "exchange")
         self._replies = {each.id: Reply(each.text, each.status) for each in self._journal.entries}
-
-    def has(self, questions: Iterable[Question]) -> bool:
-        """Whether all replies are on record."""
-        return all(question.name in self._replies for question in questions)
 
     def asking(self, ask: Ask) -> Ask:
         """``ask``, for what is not on record."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 
 from titan_rl.controller.preflight.checks import Checked, tokenizer_of
 from titan_rl.controller.wiring import Actors
@@ -20,6 +20,19 @@ _SERVER_PLACES, _ROUNDS_AHEAD = 16, 2
 """Questions to a server at once; and to engines, for each that they answer at once: none waits long."""
 _SHORT = "Which is shorter, 1 or 11? Answer in one word."
 """Question that a judge's server has room for."""
+
+
+def opened_when_asked(backend: AbstractAsyncContextManager[Ask], stack: AsyncExitStack) -> Ask:
+    """A backend that the first question opens, and that ``stack`` closes: what is on record starts no engine."""
+    opening, opened = asyncio.Lock(), list[Ask]()
+
+    async def ask(question: Question) -> Reply:
+        async with opening:
+            if not opened:
+                opened.append(await stack.enter_async_context(backend))
+        return await opened[0](question)
+
+    return ask
 
 
 @asynccontextmanager

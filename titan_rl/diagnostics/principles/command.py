@@ -17,7 +17,7 @@ from titan_rl.controller.preflight.checks import Checked
 from titan_rl.data.storage.files import DiskFull
 from titan_rl.diagnostics.principles.agreement import agreement_of
 from titan_rl.diagnostics.principles.asking import Ask, Recorded
-from titan_rl.diagnostics.principles.backends import model_backend, server_backend
+from titan_rl.diagnostics.principles.backends import model_backend, opened_when_asked, server_backend
 from titan_rl.diagnostics.principles.folder import EXCHANGES, SUMMARY, check_folder, held, write_json
 from titan_rl.diagnostics.principles.rows import rows_of
 from titan_rl.diagnostics.principles.stages import Compared, Made, compare, make, to_answer
@@ -68,21 +68,17 @@ async def _ask_all(work: Work, recorded: Recorded) -> tuple[list[Made], list[Com
     backends = [] if model is None else [model_backend(model, _log)]
     if work.server is not None:
         backends.append(server_backend(work.server))
-    made, labelled = [], []
-    async with AsyncExitStack() as opened:
-        asks = [recorded.asking(await opened.enter_async_context(each)) for each in backends]
-        made, labelled = await make_all(work, asks[0], asks[-1])
-    return made, labelled
+    async with AsyncExitStack() as stack:
+        asks = [recorded.asking(opened_when_asked(each, stack)) for each in backends]
+        return await make_all(work, asks[0], asks[-1])
 
 
 async def _answer_first(work: Work, checked: Checked, recorded: Recorded) -> None:
     """Answers of the model that is compared, on record before the other one's engines start."""
     questions = [to_answer(work.stages, prompt, 0) for prompt in work.prompts]
-    if recorded.has(questions):
-        return
     progress = Progress(len(questions), "answers of --model", _log)
-    async with model_backend(checked, _log) as backend:
-        ask = recorded.asking(backend)
+    async with AsyncExitStack() as stack:
+        ask = recorded.asking(opened_when_asked(model_backend(checked, _log), stack))
         await together(progress.counted(ask(question)) for question in questions)
 
 

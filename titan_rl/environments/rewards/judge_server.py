@@ -1,11 +1,14 @@
 """Server of a judge: an OpenAI-style URL that is asked one question at a time.
 
-A question that fails, or whose reply cannot be read, is asked again a few times, and then it is JudgeFailed.
+A question that fails, or whose reply cannot be read, is asked again a few times, and then it is JudgeFailed. A server
+that is busy is asked until the question's time is up.
 """
 
 import asyncio
 import json
+import random
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
@@ -18,6 +21,9 @@ from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.interfaces.server_address import Address, checked_address, one_line
 
 _ATTEMPTS, _PAUSE_SECONDS = 3, 0.2
+_LONGEST_PAUSE = 10.0
+_BUSY = (429, 503)
+"""Status codes by which a server says that it takes no more for now."""
 _REFUSALS = (400, 413, 422)
 """Status codes by which a server refuses what it is asked, whoever asks again."""
 T = TypeVar("T")
@@ -45,6 +51,15 @@ class JudgeFailed(RuntimeError):
 
 class QuestionRefused(JudgeFailed):
     """Refusal of one question, such as one that is too long; others may be answered."""
+
+
+class _Busy(JudgeFailed):
+    """Server that takes no more for now."""
+
+    def __init__(self, said: str, seconds: float | None):
+        """``seconds``: from its Retry-After, None without."""
+        super().__init__(said)
+        self.seconds = seconds
 
 
 class ReplyCut(JudgeFailed):
@@ -89,16 +104,25 @@ class JudgeServer:
             raise JudgeFailed(f"the judge took longer than {self.config.seconds:g} s: raise seconds") from None
 
     async def _ask(self, question: str, read: Callable[[str], T]) -> T:
-        for attempt in range(1, _ATTEMPTS + 1):
+        end = time.monotonic() + self.config.seconds
+        failures = waits = 0
+        while True:
             try:
                 return read(await self._reply(question))
             except (QuestionRefused, ReplyCut):
                 raise
+            except _Busy as error:
+                waits += 1
+                pause = error.seconds or min(_PAUSE_SECONDS * 2**waits, _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
+                if time.monotonic() + pause >= end:
+                    said = f"{error}, and takes no more within {self.config.seconds:g} s: raise seconds"
+                    raise JudgeFailed(said) from None
             except Exception as error:  # of httpx, or JudgeFailed: whatever it is, there is no reply
-                if attempt == _ATTEMPTS:
-                    raise JudgeFailed(f"the judge failed {attempt} times: {type(error).__name__}: {error}") from None
-                await asyncio.sleep(_PAUSE_SECONDS * 2**attempt)
-        raise AssertionError("it is asked once at least")
+                failures += 1
+                pause = _PAUSE_SECONDS * 2**failures
+                if failures == _ATTEMPTS:
+                    raise JudgeFailed(f"the judge failed {failures} times: {type(error).__name__}: {error}") from None
+            await asyncio.sleep(pause)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -119,9 +143,11 @@ class JudgeServer:
         async with self._client.stream("POST", url, json=body, headers=headers, timeout=config.seconds) as reply:
             content = await read_body(reply, url)
         if not reply.is_success:
+            status = f"the judge's server answered with status {reply.status_code}"
+            if reply.status_code in _BUSY:
+                raise _Busy(status, _seconds(reply.headers.get("Retry-After", "")))
             failure = QuestionRefused if reply.status_code in _REFUSALS else JudgeFailed
-            said = one_line(content.decode(errors="replace"))
-            raise failure(f"the judge's server answered with status {reply.status_code}: {said}")
+            raise failure(f"{status}: {one_line(content.decode(errors='replace'))}")
         try:
             choice = json.loads(content)["choices"][0]
             said, why_ended = str(choice["message"]["content"] or ""), choice.get("finish_reason")
@@ -130,3 +156,8 @@ class JudgeServer:
         if why_ended == "length":
             raise ReplyCut(f"the judge's reply is longer than max_tokens = {config.max_tokens}: raise it")
         return said
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Whole seconds of a Retry-After header; None for none, 0 and a date."""
+    return float(retry_after) or None if re.fullmatch("[0-9]{1,6}", retry_after) else None

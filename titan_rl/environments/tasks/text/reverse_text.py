@@ -2,6 +2,7 @@
 
     compact   the sea>              aes eht
     chat      ... the sea           <reversed_text>aes eht</reversed_text>
+    spaced    ... s e a             <reversed_text>a e s</reversed_text>
 
 The reward is the similarity of what is written and what is expected, so that a nearly right answer earns more than
 none. It has a floor, that of prime-rl's reward too: with three to eight words a constant `` eht fo dna`` earns 0.28 on
@@ -11,6 +12,7 @@ Words are of a story that comes with reasoning-gym (Jules Verne and Michel Verne
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
@@ -47,8 +49,8 @@ def passages() -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(words[start : start + PASSAGE]) for start in range(0, len(words) - PASSAGE + 1, PASSAGE))
 
 
-def similarity(answer: str, expected: str) -> float:
-    """Ratio of matching characters, 0 to 1 (difflib, Ratcliff and Obershelp); 0 for an answer twice as long."""
+def similarity(answer: Sequence[str], expected: Sequence[str]) -> float:
+    """Ratio of matching elements, 0 to 1 (difflib, Ratcliff and Obershelp); 0 for an answer twice as long."""
     if len(answer) > _LONGEST * len(expected):
         return 0.0
     return SequenceMatcher(None, answer, expected, autojunk=False).ratio()
@@ -64,6 +66,9 @@ class ReverseTextOptions:
     """Most words of a prompt."""
     max_characters: Annotated[int, Field(ge=1, le=40)] = 40
     """Most characters of a word; longer ones are left out."""
+    spaced: bool = False
+    """Whether a space stands between all characters, so that a tokenizer gives each a token of its own: for models that
+    do not know how their tokens are spelled."""
 
 
 def _with_words(options: ReverseTextOptions) -> list[tuple[str, ...]]:
@@ -75,7 +80,7 @@ def _with_words(options: ReverseTextOptions) -> list[tuple[str, ...]]:
 class ReverseTextTask(Task):
     """Endless task of text to reverse; one passage in five is held out, by a hash. Errors: ConfigError."""
 
-    ABOUT = "text to write backwards, rewarded by similarity: task.options.min_words, max_words, max_characters"
+    ABOUT = "text to write backwards, rewarded by similarity: task.options.min_words, max_words, ..."
     style: Style
 
     def __init__(self, task: TaskConfig):
@@ -99,6 +104,7 @@ class ReverseTextTask(Task):
         count = draw.randint(self.options.min_words, self.options.max_words)
         start = draw.randint(0, len(passage) - count)
         text = " ".join(passage[start : start + count])
+        text = " ".join(text) if self.options.spaced else text
         return Prompt(f"{stream}/{index:07d}", text, text[::-1], {"passage": " ".join(passage)})
 
     def is_held_out(self, prompt: Prompt) -> bool:
@@ -119,4 +125,6 @@ class ReverseTextTask(Task):
         if self.style == "chat":
             tagged = _TAGGED.findall(answer)
             answer = tagged[0].strip() if len(tagged) == 1 else ""
+        if self.options.spaced:  # by characters: spaces alone would match half of any answer
+            return {"similarity": similarity(answer.split(" "), prompt.answer.split(" "))}
         return {"similarity": similarity(answer, prompt.answer)}
