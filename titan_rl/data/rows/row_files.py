@@ -90,12 +90,12 @@ def _read_parquet(path: Path, name: str) -> Iterator[RawRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from titan_rl.data.storage.tables import check_table
+    from titan_rl.data.storage.tables import check_table, read_table
 
     try:
         check_table(path)
         _check_names(path, pq.read_schema(path).names)
-        table = pq.read_table(path)
+        table = read_table(path)
     except ConfigError:
         raise
     except (pa.ArrowException, ValueError) as error:

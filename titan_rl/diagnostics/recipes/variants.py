@@ -6,7 +6,6 @@ from typing import Any
 
 from titan_rl.config.errors import ConfigError
 from titan_rl.config.load import as_dict, flat, load_config
-from titan_rl.controller.preflight.checks import resolve
 from titan_rl.diagnostics.recipes.comparison import Difference, differences
 from titan_rl.diagnostics.recipes.recipe import Recipe, Variant
 
@@ -17,6 +16,8 @@ _IDENTITY = ("task.name", "algorithm.name")
 def differences_from(recipe: Recipe, variant: Variant, settings: Mapping[str, Any]) -> list[Difference]:
     """Settings of a run that are not the variant's; defaults by device are those of the run's device. Errors:
     ConfigError."""
+    from titan_rl.controller.preflight.checks import resolve  # seconds, which `recipe list` need not wait for
+
     config = load_config(recipe.toml(variant), with_models=False)
     by_device = [differences(flat(resolve(config, on_cpu=on_cpu).as_dict()), settings) for on_cpu in (True, False)]
     return min(by_device, key=len)

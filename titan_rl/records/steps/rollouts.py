@@ -14,7 +14,7 @@ from titan_rl.config.io.bounded_files import RefusedFile
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.files import replacing, wanting
 from titan_rl.data.storage.sampling_mask import SamplingMask
-from titan_rl.data.storage.tables import check_table
+from titan_rl.data.storage.tables import check_table, read_table
 from titan_rl.data.text.thinking import ThinkingTags, forced_tokens
 from titan_rl.data.types import Decoding, Group, Provenance, Rollout, Status, ToolCall, Turn, is_model
 from titan_rl.records.steps.step_names import step_name, steps_of
@@ -109,7 +109,7 @@ def sample_names(folder: Path, step: int) -> set[tuple[str, int]]:
     pyarrow.ArrowException for a damaged file."""
     names = ["prompt_id", "sample"]
     check_table(_path(folder, step), names)
-    return set(zip(*pq.read_table(_path(folder, step), columns=names, schema=SCHEMA).to_pydict().values(), strict=True))
+    return set(zip(*read_table(_path(folder, step), SCHEMA, names).to_pydict().values(), strict=True))
 
 
 def last_recorded(folder: Path, first: int, last: int) -> int:
@@ -166,7 +166,7 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
     groups: dict[str, Group] = {}
     try:
         check_table(path, ratio=RATIO)
-        for row in pq.read_table(path, schema=SCHEMA).to_pylist():
+        for row in read_table(path, SCHEMA).to_pylist():
             group, rollout = _empty_group(row), _rollout(row)
             _check(rollout, limits)
             groups.setdefault(rollout.prompt_id, group).rollouts.append(rollout)
@@ -186,10 +186,10 @@ def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[
 
     Errors: RolloutsError.
     """
-    path, filters = _path(folder, step), [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
+    path = _path(folder, step)
     try:
         check_table(path, ratio=RATIO)
-        if not (rows := pq.read_table(path, schema=SCHEMA, filters=filters).to_pylist()):
+        if not (rows := read_table(path, SCHEMA, prompt_id=prompt_id, sample=sample).to_pylist()):
             return None
         group, rollout = _empty_group(rows[0]), _rollout(rows[0])
         _check(rollout, None)

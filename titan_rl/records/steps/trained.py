@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from titan_rl.data.storage.files import replacing, wanting
-from titan_rl.data.storage.tables import check_table
+from titan_rl.data.storage.tables import check_table, read_table
 from titan_rl.data.types import Batch, Group, Rollout, Row, is_model
 from titan_rl.mesh.telemetry.step_record import TokenResults
 from titan_rl.records.steps.step_names import step_name
@@ -115,8 +115,7 @@ def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict[s
     if not path.is_file() or path.is_symlink():
         return None
     check_table(path)
-    filters = [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
-    rows = pq.read_table(path, schema=SCHEMA, filters=filters).to_pylist()
+    rows = read_table(path, SCHEMA, prompt_id=prompt_id, sample=sample).to_pylist()
     return rows[0] if rows else None
 
 
