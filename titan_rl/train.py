@@ -19,7 +19,17 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, in_process, parse
+from titan_rl.config.command_line import (
+    EXIT_FAULT,
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_USER,
+    Parser,
+    TrainCommand,
+    answer,
+    in_process,
+    parse,
+)
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import TITAN_SECTIONS, Config
@@ -49,30 +59,31 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     """Run to the end; the exit code. Errors: ConfigError before any actor is started. (On a CPU what actors import is
     being imported by then: it ends with the error, too.)"""
     config, world = load_config(config_file, overrides), world_of(os.environ)
+    command = TrainCommand(config_file, overrides)
     raise_open_files()  # before anything is begun ahead; the run says so when it starts
     if config.hosts.is_on and world is None:
-        return _train_over_hosts(config, config_file, resume)
+        return _train_over_hosts(config, command, resume)
     if world is None:
         kinds = IMPORTS if config.has_generators else ("trainer",)
         with servers_started_early(kinds) if can_start_early(config) else nullcontext():
-            return drive(run_to_end(_open(config, config_file, resume)))
-    return _train_under_torchrun(world, config, config_file, resume)
+            return drive(run_to_end(_open(config, command, resume)))
+    return _train_under_torchrun(world, config, command, resume)
 
 
-def _open(config: Config, config_file: str | None, resume: bool, ranks: "OtherRanks | None" = None) -> "Session":
+def _open(config: Config, command: TrainCommand, resume: bool, ranks: "OtherRanks | None" = None) -> "Session":
     from titan_rl.data.terminal import Terminal
 
     with Terminal().status("loading libraries"):  # seconds, in which a terminal must not stay empty
         from titan_rl.controller.session import Session
     try:
-        return Session.open(config, config_file, resume=resume, ranks=ranks)
+        return Session.open(config, command, resume=resume, ranks=ranks)
     except Exception as error:  # SQLite's and Arrow's, too, mean a full disk
         if not is_full(error):
             raise
         raise ConfigError(f"{error}; make room first") from None
 
 
-def _train_over_hosts(config: Config, config_file: str | None, resume: bool) -> int:
+def _train_over_hosts(config: Config, command: TrainCommand, resume: bool) -> int:
     """With hosts of other machines. Certificates must be known before Monarch is loaded."""
     from titan_rl.mesh.launch.base import make_host_launcher
     from titan_rl.mesh.resources.certificates import certify
@@ -80,12 +91,12 @@ def _train_over_hosts(config: Config, config_file: str | None, resume: bool) -> 
     if not is_reference(config.hosts.launcher):  # a user's own may load Monarch
         make_host_launcher(config.hosts, config.run.plugin_path)
     certify(config.hosts)
-    session = _open(config, config_file, resume)
+    session = _open(config, command, resume)
     code = drive(run_to_end(session))
     _exit_at_once(code)  # a host that was lost would be waited for
 
 
-def _train_under_torchrun(world: World, config: Config, config_file: str | None, resume: bool) -> int:
+def _train_under_torchrun(world: World, config: Config, command: TrainCommand, resume: bool) -> int:
     """Rank 0. A job that torchrun has started again goes on with the run that it had begun."""
     from titan_rl.mesh.launch.torchrun import OtherRanks
 
@@ -94,7 +105,7 @@ def _train_under_torchrun(world: World, config: Config, config_file: str | None,
     forget(os.environ)
     if (earlier := earlier_run(world)) is not None:
         config.run.dir, resume = earlier, True
-    session = _open(config, config_file, resume, ranks)
+    session = _open(config, command, resume, ranks)
     record_run(world, session.run_dir.root)
     code = drive(run_to_end(session))
     if code != EXIT_OK:

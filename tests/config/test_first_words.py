@@ -26,7 +26,9 @@ from titan_rl.trainer.titan_config import build_titan, titan_keys
         ("--training.lr=1e-4", "unknown key training.lr: here it is optimizer.lr"),
         ("--optimizer.learning_rate=1e-4", "unknown key optimizer.learning_rate: did you mean 'lr'?"),
         ("--generator.temperature=0.5", "unknown key generator.temperature: here it is rollout.temperature"),
-        ("--sampling.temperature=0.5", "unknown section [sampling]: did you mean [rollout]?"),
+        ("--sampling.temperature=0.5", "unknown section [sampling]: here it is rollout.temperature"),
+        ("--sampling.heat=0.5", "unknown section [sampling]: did you mean [rollout]?"),
+        ("--actor_rollout_ref.rollout.n=4", "unknown section [actor_rollout_ref]: here it is rollout.group_size"),
         ("--wandb.project=x", "unknown section [wandb]: did you mean [metrics]?"),
         (
             "--generator.enforce_eager",
@@ -61,6 +63,7 @@ def test_the_hint_of_the_quotes_works():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--resum"], "cannot read '--resum': did you mean --resume?"),
         (["--seed", "3"], "cannot read '--seed': here it is --run.seed"),
         (["--learning_rate=1e-4"], "here it is --optimizer.lr"),
         (["--steps", "3"], "here it is --training.steps"),

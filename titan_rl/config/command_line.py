@@ -4,21 +4,25 @@ one controller.
 
 import argparse
 import atexit
+import difflib
 import io
 import os
 import select
+import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from titan_rl.config.errors import ConfigError
 from titan_rl.config.io.printable import printable, say
-from titan_rl.config.load import is_override, join_overrides, nearest_setting, parse_overrides
+from titan_rl.config.load import is_override, join_overrides, nearest_setting, override_arguments, parse_overrides
 from titan_rl.config.torchrun import World, number_of, refusal, report_to_torchrun, world_of
 
 Join = Callable[[World], None]
@@ -50,15 +54,48 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; `{self.prog} --help` tells more")
 
 
+@dataclass(frozen=True)
+class TrainCommand:
+    """What ``titan-rl train`` was told, which the commands that are offered next repeat."""
+
+    config_file: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """By section."""
+
+    def resume(self, run_dir: Path) -> str:
+        """Command that resumes the run."""
+        named = [self.config_file] if self.config_file else []
+        resumed = ["--resume", "--run.dir", str(run_dir)]
+        return shlex.join(["titan-rl", "train", *named, *resumed, *self._arguments("run.dir")])
+
+    def evaluate(self, model: Path) -> str | None:
+        """Command that evaluates the model as the run did; None for a run without a TOML."""
+        if self.config_file is None:
+            return None
+        named = ["titan-rl", "eval", str(model), "--file", self.config_file]
+        return shlex.join([*named, *self._arguments("run.dir", "model.path")])
+
+    def _arguments(self, *left_out: str) -> list[str]:
+        given = override_arguments(dict(self.overrides))
+        return [argument for argument in given if argument[2:].partition("=")[0] not in left_out]
+
+
 def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, dict[str, dict[str, Any]]]:
     """Options, and the overrides, which may stand anywhere among them. Errors: ConfigError."""
     joined = join_overrides(arguments)
     options, unread = parser.parse_known_args([argument for argument in joined if not is_override(argument)])
     if unread:
-        hint = nearest_setting(unread[0]) if unread[0].startswith("--") else ""
-        hint = hint or "overrides look like --section.key value; --help lists the rest"
-        raise ConfigError(f"cannot read {unread[0]!r}: {hint}")
+        raise ConfigError(f"cannot read {unread[0]!r}: {_hint(unread[0].partition('=')[0], vars(options))}")
     return options, parse_overrides([argument for argument in joined if is_override(argument)])
+
+
+def _hint(argument: str, options: Mapping[str, Any]) -> str:
+    """What an unknown argument may stand for. ``options``: of the command, by name."""
+    own = [f"--{name.replace('_', '-')}" for name in options]
+    if close := difflib.get_close_matches(argument, own, n=1, cutoff=0.8):
+        return f"did you mean {close[0]}?"
+    hint = nearest_setting(argument) if argument.startswith("--") else ""
+    return hint or "overrides look like --section.key value; --help lists the rest"
 
 
 def answer(command: Callable[[list[str]], int], arguments: list[str] | None = None, join: Join | None = None) -> int:

@@ -7,6 +7,7 @@ algorithm (algorithms/registry.py). Whatever is wrong is a ConfigError: one line
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
@@ -49,6 +50,8 @@ SWITCHES = {"sft": ("steps", 0), "lora": ("rank", 0), "curriculum": ("least_chan
 """Keys that turn their whole section off, by a value: given over a file, what the file says in it no longer counts."""
 T = TypeVar("T")
 _NUM_NAMED, _SETTINGS_NAMED = 40, 4
+_PLAIN = re.compile(r"[\w./:@+][\w./:@+-]*", re.ASCII)
+"""Texts that no shell and no TOML reads as anything else, unless they are a value's name."""
 _DEPTH = 30
 """Tables and lists within each other, from a section on."""
 Settings = dict[str, Any]
@@ -89,8 +92,13 @@ def nearest_setting(name: str) -> str:
     return f"did you mean {' or '.join(meant[:_SETTINGS_NAMED])}?" if meant else ""
 
 
-def nearest_section(name: str) -> str:
-    """A hint for an unknown section."""
+def nearest_section(name: str, table: Any = None) -> str:
+    """A hint for an unknown section. ``table``: what is given in it, of which a single key may be known by name."""
+    key, inner = "", table
+    while isinstance(inner, dict) and len(inner) == 1:
+        [(key, inner)] = inner.items()
+    if not isinstance(inner, dict) and (our_key := other_names.KEYS.get(key)):
+        return f"here it is {our_key}"
     if why := other_names.SECTIONS_NOT_HERE.get(name):
         return f"there is none here: {why}; leave it out"
     there = other_names.SECTIONS.get(name)
@@ -214,7 +222,12 @@ def _overrides(table: dict[str, Any], prefix: str) -> Iterator[str]:
             yield from _overrides(value, f"{prefix}{key}.")
         else:  # numbers, strings, booleans and lists of them look the same in JSON and in TOML, but for DEL
             text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-            yield f"--{prefix}{key}={text}"
+            yield f"--{prefix}{key}={value if _is_plain(value) else text}"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a text stands for itself, without quotes."""
+    return isinstance(value, str) and bool(_PLAIN.fullmatch(value)) and _toml_value(value) == value
 
 
 def _toml_value(text: str) -> Any:
@@ -348,7 +361,7 @@ def _check_sections(tables: dict[str, Any]) -> None:
         if name in RENAMED_SECTIONS:
             raise ConfigError(f"[{name}] is called [{RENAMED_SECTIONS[name]}] now: rename the section")
         if name not in names:
-            raise ConfigError(f"unknown section [{' '.join(name.split())}]: {nearest_section(name)}")
+            raise ConfigError(f"unknown section [{' '.join(name.split())}]: {nearest_section(name, table)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{name} = {table!r} must be a section: write [{name}] and keys below it")
         for key in table:

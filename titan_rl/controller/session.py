@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeVar
 
-from titan_rl.config.command_line import check_started_once
+from titan_rl.config.command_line import TrainCommand, check_started_once
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.console.display import Display
 from titan_rl.controller.console.end_summary import end_summary, stopping
@@ -87,9 +87,10 @@ class Session:
         run_dir: RunDir,
         resume: bool = False,
         ranks: OtherRanks | None = None,
-        config_file: str | None = None,
+        command: TrainCommand | None = None,
     ):
-        self.checked, self.run_dir, self.is_resumed, self.config_file = checked, run_dir, resume, config_file
+        self.checked, self.run_dir, self.is_resumed = checked, run_dir, resume
+        self.command = command or TrainCommand()
         self.config, self.titan, self._ranks = checked.config, checked.titan, ranks
         self.progress = Progress(steps_asked=self.titan.training.steps)
         self.stop_request = StopRequest()
@@ -103,15 +104,21 @@ class Session:
 
     @classmethod
     def open(
-        cls, config: Config, config_file: str | None = None, *, resume: bool = False, ranks: OtherRanks | None = None
+        cls,
+        config: Config,
+        command: TrainCommand | None = None,
+        *,
+        resume: bool = False,
+        ranks: OtherRanks | None = None,
     ) -> "Session":
         """Check everything and take the run directory. Errors: ConfigError, with nothing started and nothing made.
 
-        ``config_file`` names the run directory if ``run.dir`` does not. ``ranks``: torchrun's other processes, which
-        become its hosts. Await it to start it.
+        ``command``: its TOML names the run directory if ``run.dir`` does not. ``ranks``: torchrun's other processes,
+        which become its hosts. Await it to start it.
         """
         check_started_once(os.environ)
-        run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
+        name = command.config_file if command else None
+        run_dir = run_dir_to_resume(config, name) if resume else new_run_dir(config, name)
         config, held = with_changes(config, run_dir) if resume else (config, [])
         checked = check(config)
         fitting, plan, messages = fit_and_place(checked, under_torchrun=ranks is not None)
@@ -126,7 +133,7 @@ class Session:
         run_dir.open(checked.as_dict(), earlier)
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)
-        session = cls(fitting, run_dir, resume, ranks, config_file)
+        session = cls(fitting, run_dir, resume, ranks, command)
         session.plan = plan
         for line in [*messages, *(f"{change}; without {run_dir.changes} it is as you ask" for change in held)]:
             session.log(line)
@@ -256,7 +263,7 @@ class Session:
     def stop(self) -> None:
         """Stop the run after the current step; its driver gets Stopped."""
         if not self.stop_request.is_requested:
-            self.log(stopping(self.run_dir, self.config_file))
+            self.log(stopping(self.run_dir, self.command))
         self.stop_request.ask()
 
     async def close(self, error: BaseException | None = None, why: str | None = None) -> dict[str, Any]:
@@ -274,7 +281,7 @@ class Session:
         finally:
             summary = await self._end(why)
         self.display.close_table()
-        for line in end_summary(why, summary, self.progress, self.run_dir, self.config_file):
+        for line in end_summary(why, summary, self.progress, self.run_dir, self.command):
             self.log(line)
         self._exits.close()
         self.run_dir.close()

@@ -1,7 +1,10 @@
 """What a run says last: where everything is, and what can be done next."""
 
+import shlex
+
 import pytest
 
+from titan_rl.config.command_line import TrainCommand
 from titan_rl.controller.console.end_summary import end_summary, stopping
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import Progress
@@ -19,12 +22,14 @@ def run_dir(tmp_path) -> RunDir:
     return run_dir
 
 
-def said(run_dir: RunDir, done: int, config_file: str | None = "my.toml", without_signal: int = 0) -> str:
+def said(
+    run_dir: RunDir, done: int, config_file: str | None = "my.toml", without_signal: int = 0, overrides=None
+) -> str:
     progress = Progress(steps_asked=5)
     progress.seconds_training, progress.held_out_after = 61.0, Proportion(3, 4)
     summary = {"steps_done": done, "steps_asked": 5}
     summary |= {"reward_by_step": [0.0, 0.5] * (done // 2), "steps_without_signal": without_signal}
-    return "\n".join(end_summary("completed", summary, progress, run_dir, config_file))
+    return "\n".join(end_summary("completed", summary, progress, run_dir, TrainCommand(config_file, overrides or {})))
 
 
 def test_a_completed_run_names_its_places_and_what_to_look_at(run_dir):
@@ -56,8 +61,17 @@ def test_it_says_in_what_the_model_is_written(run_dir, config, line):
 
 def test_one_that_was_stopped_can_be_gone_on_with(run_dir):
     command = f"titan-rl train my.toml --resume --run.dir '{run_dir.root}'"
-    assert f"next: {command}\n" in said(run_dir, 3) and stopping(run_dir, "my.toml").endswith(command)
+    assert f"next: {command}\n" in said(run_dir, 3) and stopping(run_dir, TrainCommand("my.toml")).endswith(command)
     assert "train --resume" in said(run_dir, 3, None) and "eval" not in said(run_dir, 3, None)
+
+
+def test_what_is_offered_next_is_told_what_the_run_was_told(run_dir):
+    settings = '--task.reward="my file:f" --task.options.a="true" --task.options.b=true --task.options.c=["d"]'
+    overrides = {"run": {"dir": "x"}, "training": {"steps": 5}, "model": {"path": "m"}}
+    overrides["task"] = {"reward": "my file:f", "options": {"a": "true", "b": True, "c": ["d"]}}
+    resumed, _, evaluated = said(run_dir, 3, overrides=overrides).partition("next: ")[2].splitlines()
+    for line, fixed in ((resumed, "--training.steps=5 --model.path=m"), (evaluated, "--training.steps=5")):
+        assert " ".join(shlex.split(line)).endswith(f" {fixed} {settings}") and "run.dir=x" not in line
 
 
 def test_one_that_has_nothing_to_show_names_nothing(tmp_path):

@@ -6,26 +6,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from titan_rl.config.command_line import TrainCommand
 from titan_rl.config.io.bounded_files import read_json
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import Progress
 
 
-def resume_command(run_dir: RunDir, config_file: str | None) -> str:
-    """Command that resumes the run."""
-    parts = ["titan-rl", "train", *([config_file] if config_file else []), "--resume", "--run.dir", str(run_dir.root)]
-    return shlex.join(parts)
-
-
-def stopping(run_dir: RunDir, config_file: str | None) -> str:
+def stopping(run_dir: RunDir, command: TrainCommand) -> str:
     """Message on a request to stop."""
-    return (
-        f"stopping: what is at hand ends, then what is new is saved; to go on: {resume_command(run_dir, config_file)}"
-    )
+    return f"stopping: what is at hand ends, then what is new is saved; to go on: {command.resume(run_dir.root)}"
 
 
 def end_summary(
-    why: str, summary: dict[str, Any], progress: Progress, run_dir: RunDir, config_file: str | None
+    why: str, summary: dict[str, Any], progress: Progress, run_dir: RunDir, command: TrainCommand
 ) -> Iterator[str]:
     """Lines at the end of a run. ``why``: reason that it ended, in words."""
     steps_done, num_steps = summary["steps_done"], summary["steps_asked"]
@@ -45,18 +38,18 @@ def end_summary(
     if (dtype := _dtype(run_dir.model)) is not None:
         rounded = "as it was trained" if dtype == "float32" else "rounded from the float32 that was trained"
         yield f"the model is written in {dtype}, {rounded} (checkpoint.export_dtype)"
-    commands = list(_next_commands(steps_done, num_steps, run_dir, config_file))
+    commands = list(_next_commands(steps_done, num_steps, run_dir, command))
     if commands:
         yield "next: " + "\n      ".join(commands)
 
 
-def _next_commands(steps_done: int, num_steps: int, run_dir: RunDir, config_file: str | None) -> Iterator[str]:
+def _next_commands(steps_done: int, num_steps: int, run_dir: RunDir, command: TrainCommand) -> Iterator[str]:
     if steps_done < num_steps:
-        yield resume_command(run_dir, config_file)
+        yield command.resume(run_dir.root)
     if any(run_dir.rollouts.glob("step-*.parquet")):
         yield shlex.join(["titan-rl", "show", str(run_dir.root)])
-        if config_file and _holds_model(run_dir.model):
-            yield shlex.join(["titan-rl", "eval", str(run_dir.model), "--file", config_file])
+        if _holds_model(run_dir.model) and (evaluation := command.evaluate(run_dir.model)):
+            yield evaluation
 
 
 def _dtype(folder: Path) -> str | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.command_line import TrainCommand
 from titan_rl.config.load import ConfigError, load_config, overriding
 from titan_rl.config.shipped import find_config
 from titan_rl.controller.interactive.live import LiveSession
@@ -32,7 +33,7 @@ def launch(
     path = find_config(config_file) if config_file is not None else None
     # by the name that was given, which `titan-rl train` finds, too, wherever it is run
     name = str(config_file) if config_file is not None else None
-    return LiveSession(Session.open(load_config(path, tables), name, resume=resume))
+    return LiveSession(Session.open(load_config(path, tables), TrainCommand(name, tables), resume=resume))
 
 
 def connect(run_dir: str | Path) -> RunView:
