@@ -80,6 +80,17 @@ def refusal(path: Path | str, *arguments: str) -> str:
 RUN = {"run": {"seed": 1}, "model": {"path": "tiny"}, "training": {}, "algorithm": {}, "checkpoint": {}}
 
 
+def test_a_relative_directory_is_looked_for_beside_the_toml_too(model, tmp_path, monkeypatch):
+    (tmp_path / "my.toml").write_text('model.path = "model"\n')
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_config(tmp_path / "my.toml").model.path == str(model)
+    with pytest.raises(
+        ConfigError, match=f"there is no directory {tmp_path / 'elsewhere' / 'no' / 'model'}, and the Hub"
+    ):
+        load_config(tmp_path / "my.toml", {"model": {"path": "no/model"}})
+
+
 @pytest.mark.parametrize("key", ["model.path", "reference.path", "teacher.path", "critic.path", "reward_model.path"])
 def test_a_run_directory_is_told_with_the_model_in_it(model, key):
     run = model.parent

@@ -31,7 +31,8 @@ from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog
-from titan_rl.records.run_directory.rundir import RunDir, new_run_dir, run_dir_to_resume
+from titan_rl.records.run_directory import rundir
+from titan_rl.records.run_directory.rundir import RunDir, claim, new_run_dir, run_dir_to_resume
 from titan_rl.records.run_directory.sources import check_sources, find_sources, write_sources
 from titan_rl.records.run_directory.summary import Progress
 from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
@@ -525,6 +526,22 @@ def test_the_newest_run_that_came_to_a_step_is_taken(tmp_path, monkeypatch):
     (runs / "my-20260105-000000").touch()
     assert run_dir_to_resume(config, "my.toml").root.name == "my-20260102-000000"
     assert run_dir_to_resume(config, "my-other.toml").root.name == "my-other-20260104-000000"
+
+
+def test_runs_that_begin_in_one_second_get_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rundir.time, "strftime", lambda form: "20260106-000000")
+    config = made_run.config_of("")
+    config.run.dir = ""
+    of_both = [new_run_dir(config, "my.toml") for _ in range(2)]
+    claimed = [claim(each) for each in of_both]
+    assert [each.root.name for each in claimed] == ["my-20260106-000000", "my-20260106-000000-2"]
+    for each in claimed:
+        each.open({})
+        (each.rollouts / "step-000001.parquet").touch()
+    assert run_dir_to_resume(config, "my.toml").root.name == "my-20260106-000000-2"
+    for each in claimed:
+        each.close()
 
 
 def test_a_run_that_never_started_can_be_begun_where_it_is_named(tmp_path):

@@ -119,6 +119,12 @@ def test_a_mistake_is_one_line(run, capsys, arguments, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["", "none"])
+def test_a_folder_without_a_run_is_said_to_hold_none(tmp_path, capsys, name):
+    assert cli.main(["show", str(tmp_path / name)]) == 2
+    assert f"{tmp_path / name} holds no run: give a run directory" in capsys.readouterr().err
+
+
 def test_a_run_without_rollouts_is_one_line(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     assert cli.main(["show", str(tmp_path)]) == 2

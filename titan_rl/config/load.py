@@ -463,13 +463,20 @@ def _with_directories(config: Config) -> Config:
         is_chat = config.task.style == "chat" and not config.model.chat_template.text
         config = replace(config, model=_found(config, "model", is_chat=is_chat))
     if config.reward_model.path:
-        config = replace(config, reward_model=_reward_model(config.reward_model))
+        config = replace(config, reward_model=_reward_model(config.reward_model, config.run.plugin_path))
     roles = [role for role in ("reference", "teacher", "critic", "implicit_reward") if getattr(config, role).path]
     return replace(config, **{role: _found(config, role) for role in roles})
 
 
-def _reward_model(settings: RewardModelConfig) -> RewardModelConfig:
-    path, setting = os.path.abspath(settings.path), f"reward_model.path = {settings.path!r}"
+def _beside(path: str, folders: Iterable[str]) -> str:
+    """A directory's path; where there is none here, that of the directory of this name in one of the folders."""
+    if Path(path).is_dir():
+        return path
+    return next((str(place) for folder in folders if (place := Path(folder, path)).is_dir()), path)
+
+
+def _reward_model(settings: RewardModelConfig, folders: Iterable[str]) -> RewardModelConfig:
+    path, setting = os.path.abspath(_beside(settings.path, folders)), f"reward_model.path = {settings.path!r}"
     try:
         check_reward_model(Path(path))
     except ValueError as error:
@@ -479,8 +486,9 @@ def _reward_model(settings: RewardModelConfig) -> RewardModelConfig:
 
 def _found(config: Config, section: str, **conditions: bool) -> Any:
     settings, find = getattr(config, section), find_value_model if section == "critic" else find_model
+    path = _beside(settings.path, config.run.plugin_path)
     try:
-        return replace(settings, path=find(settings.path, own_family=bool(config.model.family), **conditions))
+        return replace(settings, path=find(path, own_family=bool(config.model.family), **conditions))
     except ValueError as error:
         raise ConfigError(f"{section}.path = {settings.path!r}: {error}") from None
 

@@ -63,7 +63,7 @@ from titan_rl.records.metrics import MetricsLog
 from titan_rl.records.plot import plot_curves
 from titan_rl.records.run_directory.events import EventLog
 from titan_rl.records.run_directory.path_checks import check_no_modules
-from titan_rl.records.run_directory.rundir import RunDir, new_run_dir, run_dir_to_resume
+from titan_rl.records.run_directory.rundir import RunDir, claim, new_run_dir, run_dir_to_resume
 from titan_rl.records.run_directory.sources import check_sources, find_sources, write_sources
 from titan_rl.records.run_directory.summary import Progress, write_summary
 from titan_rl.records.statistics import Proportion
@@ -130,6 +130,8 @@ class Session:
             earlier = check_resumable(run_dir, checked)
             check_sources(run_dir, sources)
             messages = [*messages, *resumed_settings(run_dir, checked)]
+        if not resume and not config.run.dir:
+            run_dir = claim(run_dir)
         run_dir.open(checked.as_dict(), earlier)
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)

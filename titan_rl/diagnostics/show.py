@@ -28,6 +28,8 @@ def show(run: Path, *, step: int | None, prompt: str | None, count: int, as_json
     ``step``: the last one recorded by default. ``prompt``: only this one; ``count``: else so many, 0 for all.
     """
     run_dir = existing_run_dir(run)
+    if not run_dir.config.is_file():
+        raise ConfigError(f"{run} holds no run: give a run directory, such as runs/quickstart-<date>")
     if is_on_data(run_dir):
         raise ConfigError(f"{run} is a run on data.file, which samples no answers: there is none to show")
     step, groups = _groups(run_dir.rollouts, step)

@@ -9,7 +9,6 @@ from titan_rl.config.model_directory.directory import BELONGS, INDEX, SINGLE, we
 
 _SECONDS = 4.0
 """For the Hub's first answer. A snapshot's download would wait without end for a Hub that is silent."""
-_NONE = "there is no such directory, and"
 
 
 def is_hub_name(path: str) -> bool:
@@ -22,30 +21,31 @@ def fetch(name: str, check: Callable[[Path], None]) -> str:
 
     Errors: ValueError if there is no such model, no network and nothing in the cache, or what ``check`` raises.
     """
-    return _path_from_hub(lambda: _fetch(name, check))
+    return _path_from_hub(name, lambda: _fetch(name, check))
 
 
 def fetch_config(name: str) -> str:
     """A directory with the model's config.json, and whatever else of it is in the cache. Errors: as ``fetch``."""
-    return _path_from_hub(lambda: _fetch_config(name))
+    return _path_from_hub(name, lambda: _fetch_config(name))
 
 
-def _path_from_hub(get: Callable[[], Path]) -> str:
+def _path_from_hub(name: str, get: Callable[[], Path]) -> str:
     # half a second that only a name of the Hub needs
     from httpx import HTTPError
     from huggingface_hub import errors
 
+    none = f"there is no directory {Path(name).absolute()}, and"
     try:
         return str(get())
     except errors.GatedRepoError:
         why = "the Hub gives it only to those who agreed to its terms: do so on its page, then `hf auth login`"
     except errors.RepositoryNotFoundError:
-        why = f"{_NONE} no such model on the Hub (or it is private: `hf auth login`)"
+        why = f"{none} no such model on the Hub (or it is private: `hf auth login`)"
     except errors.LocalEntryNotFoundError:
-        why = f"{_NONE} the Hub cannot be reached, nor does its cache hold such a model: give a directory"
+        why = f"{none} the Hub cannot be reached, nor does its cache hold such a model: give a directory"
     except (errors.HfHubHTTPError, errors.HFValidationError, HTTPError, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        why = f"{_NONE} the Hub does not give such a model: {reason}"
+        why = f"{none} the Hub does not give such a model: {reason}"
     raise ValueError(why)
 
 

@@ -73,7 +73,8 @@ class ChatTemplateConfig:
 @dataclass(kw_only=True)
 class ModelConfig:
     path: str = "tiny"
-    """A Hugging Face directory; ``tiny``: a small Llama with a character tokenizer, made in the run directory."""
+    """A Hugging Face directory, looked for in the current folder and in those of run.plugin_path, or a name of the Hub;
+    ``tiny``: a small Llama with a character tokenizer, made in the run directory."""
     kernel: Literal["auto", "triton", "reference"] = "auto"
     """What computes log-probabilities; ``auto``: Triton where the trainer has a GPU, else the reference in torch."""
     family: str = ""

