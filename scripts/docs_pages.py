@@ -1,10 +1,11 @@
-"""Pages of the documentation site that are generated: every module with its first sentence, and pages of the root.
+"""Pages of the documentation site that are generated: every module, other systems' names, and pages of the root.
 
-A hook of mkdocs (mkdocs.yml). Sources are parsed, never imported.
+A hook of mkdocs (mkdocs.yml). Sources are parsed, never imported, but for the table of names, which is plain data.
 """
 
 import ast
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, "reference/files.md", content=tree_page()))
+    files.append(File.generated(config, "reference/other_names.md", content=names_page()))
     for page, name in ROOT_PAGES.items():
         files.append(File.generated(config, page, content=root_page(name)))
     return files
@@ -58,6 +60,29 @@ def tree_page() -> str:
         page += ["", f"## `{folder}/`", "", "| module | subject |", "| --- | --- |"]
         page += [f"| `{path.name}` | {_cell(first_sentence(ROOT / path))} |" for path in paths]
     return "\n".join(page) + "\n"
+
+
+def names_page() -> str:
+    """A table of keys of other systems, and one of their sections, with what they are here."""
+    names = runpy.run_path(str(ROOT / "titan_rl" / "config" / "other_names.py"))
+    page = [
+        "# Names of other systems",
+        "",
+        "Keys of verl, TRL, prime-rl, OpenRLHF, NeMo-RL and torchtitan, by the last part of their name, and ours.",
+        "An unknown key is refused with the same hint: `--actor_rollout_ref.rollout.n 8` names `rollout.group_size`.",
+    ]
+    tables = {"key": (names["KEYS"], names["NOT_HERE"]), "section": (names["SECTIONS"], names["SECTIONS_NOT_HERE"])}
+    for what, (here, not_here) in tables.items():
+        rows = {theirs: _own_names(ours) for theirs, ours in here.items()}
+        rows |= {theirs: f"none: {why}" for theirs, why in not_here.items()}
+        page += ["", f"| {what} there | here |", "| --- | --- |"]
+        page += [f"| `{theirs}` | {_cell(rows[theirs])} |" for theirs in sorted(rows)]
+    return "\n".join(page) + "\n"
+
+
+def _own_names(text: str) -> str:
+    """A hint with its settings as code."""
+    return re.sub(r"\b[a-z_]+\.[a-z_.]+[a-z]\b", r"`\g<0>`", text) if "." in text else f"`[{text}]`"
 
 
 def root_page(name: str) -> str:
