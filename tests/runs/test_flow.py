@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def test_summary_tells_the_run(run, records):
     assert summary["why_ended"] == "completed"
     assert summary["steps_done"] == summary["steps_asked"] == STEPS
     assert summary["reward_by_step"] == [record["reward"] for record in records]
+    assert summary["truncated_mean"] == statistics.fmean(record["truncated"] for record in records)
     assert summary["steps_without_signal"] == sum(record["groups_with_signal"] == 0 for record in records)
     assert summary["held_out_before"]["count"] == summary["held_out_after"]["count"] == 16
     assert summary["agreement_mean_max"] == max(record["agreement_mean"] for record in records)

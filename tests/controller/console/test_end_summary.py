@@ -23,12 +23,16 @@ def run_dir(tmp_path) -> RunDir:
 
 
 def said(
-    run_dir: RunDir, done: int, config_file: str | None = "my.toml", without_signal: int = 0, overrides=None
+    run_dir: RunDir, done: int, config_file: str | None = "my.toml", without_signal: int = 0, overrides=None, cut=None
 ) -> str:
     progress = Progress(steps_asked=5)
     progress.seconds_training, progress.held_out_after = 61.0, Proportion(3, 4)
     summary = {"steps_done": done, "steps_asked": 5}
-    summary |= {"reward_by_step": [0.0, 0.5] * (done // 2), "steps_without_signal": without_signal}
+    summary |= {
+        "reward_by_step": [0.0, 0.5] * (done // 2),
+        "steps_without_signal": without_signal,
+        "truncated_mean": cut,
+    }
     return "\n".join(end_summary("completed", summary, progress, run_dir, TrainCommand(config_file, overrides or {})))
 
 
@@ -45,6 +49,11 @@ def test_one_that_had_nothing_to_learn_from_says_so(run_dir, without_signal, is_
     line = f"no signal in {without_signal} of 4 steps: all answers to a prompt had the same reward"
     assert (line in said(run_dir, 4, without_signal=without_signal)) == is_said
     assert ("no signal" in said(run_dir, 4, without_signal=without_signal)) == is_said
+
+
+@pytest.mark.parametrize(("cut", "is_said"), [(None, False), (0.49, False), (0.9, True)])
+def test_one_whose_answers_were_cut_names_the_limit(run_dir, cut, is_said):
+    assert ("90% of the answers were cut at rollout.max_new_tokens: raise it" in said(run_dir, 4, cut=cut)) == is_said
 
 
 @pytest.mark.parametrize(

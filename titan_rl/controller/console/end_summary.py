@@ -11,6 +11,9 @@ from titan_rl.config.io.bounded_files import read_json
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import Progress
 
+_OFTEN_CUT = 0.5
+"""Share of answers without an end."""
+
 
 def stopping(run_dir: RunDir, command: TrainCommand) -> str:
     """Message on a request to stop."""
@@ -33,6 +36,8 @@ def end_summary(
             f"no signal in {num_flat} of {len(rewards)} steps: all answers to a prompt had the same reward, and "
             f"nothing was learned from it (mean of all steps {fmean(rewards):.2f})"
         )
+    if (cut := summary["truncated_mean"] or 0.0) >= _OFTEN_CUT:
+        yield f"{cut:.0%} of the answers were cut at rollout.max_new_tokens: raise it"
     left = {"model": run_dir.model, "curves": run_dir.curves, "run": run_dir.root}
     yield "  ".join(f"{name} {path}" for name, path in left.items() if path.exists())
     if (dtype := _dtype(run_dir.model)) is not None:

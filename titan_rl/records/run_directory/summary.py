@@ -39,6 +39,11 @@ def _largest(records: list[dict[str, float]], name: str) -> float | None:
     return max((record[name] for record in records if name in record), default=None)
 
 
+def _mean(records: list[dict[str, float]], name: str) -> float | None:
+    values = [record[name] for record in records if name in record]
+    return statistics.fmean(values) if values else None
+
+
 def write_summary(run_dir: RunDir, progress: Progress, why_ended: str, account: dict[str, int]) -> dict[str, Any]:
     """Returns what it wrote, or would have if the disk is full."""
     all_records = list(read_metrics(run_dir.root))
@@ -51,6 +56,7 @@ def write_summary(run_dir: RunDir, progress: Progress, why_ended: str, account: 
         "held_out_before": before.as_dict() if before else None,
         "held_out_after": after.as_dict() if after else None,
         "reward_by_step": [record["reward"] for record in records if "reward" in record],
+        "truncated_mean": _mean(records, "truncated"),
         "steps_without_signal": sum(record.get("groups_with_signal") == 0 for record in records),
         "loss_by_step": [record["loss"] for record in records],
         "held_out_loss": [record["held_out_loss"] for record in all_records if "held_out_loss" in record],
