@@ -142,6 +142,8 @@ def in_process(main: Callable[[], int]) -> int:
 
     atexit.register(leave)  # the first to come is the last to be called
     ended.append(main())
+    for number in (signal.SIGINT, signal.SIGTERM):  # the exit code stands, and what is left takes a moment
+        signal.signal(number, signal.SIG_IGN)
     _leave_monarch()
     return ended[0]
 

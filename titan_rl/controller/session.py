@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from titan_rl.controller.loop.interface import HeldOut, Loop
 from titan_rl.controller.loop.reporting import Reporter
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.controller.loop.scaling import grant_scale_requests
-from titan_rl.controller.loop.shutdown import Lost, Stopped, StopRequest
+from titan_rl.controller.loop.shutdown import STOPPED_AT_ONCE, Lost, Stopped, StopRequest
 from titan_rl.controller.offline.controller import DataComponents, OfflineController
 from titan_rl.controller.offline.recovery import DataRecovery
 from titan_rl.controller.offline.steps import DataSteps
@@ -265,13 +266,15 @@ class Session:
         ``error``: what ended the run, if it is no end as planned. ``why``: that, in words.
         """
         why = why or (one_line(error) if error else "completed" if self._is_finished else "closed")
-        self.why_ended = why
         try:
             if isinstance(error, Lost):
                 self.log("nothing more can be saved; --resume goes on")
             elif self._controller is not None and not self._is_finished:
-                await self._controller.rescue(error or Stopped())
+                await self.stop_request.until_urgent(partial(self._controller.rescue, error or Stopped()))
         finally:
+            if self.stop_request.is_urgent and isinstance(error, Stopped):
+                why = STOPPED_AT_ONCE
+            self.why_ended = why
             summary = await self._end(why)
         self.display.close_table()
         for line in end_summary(why, summary, self.progress, self.run_dir, self.config_file):
