@@ -20,6 +20,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, in_process, parse
+from titan_rl.config.errors import NamedFault
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import TITAN_SECTIONS, Config
@@ -187,7 +188,8 @@ async def run_to_end(session: "Session") -> int:
     if error is not None and session.stop_request.is_forced:
         error, why, code = Lost(session.stop_request.why), session.stop_request.why, EXIT_FAULT
     if error is not None and code == EXIT_FAULT and not is_full(error) and not isinstance(error, Stopped | Lost):
-        session.log("".join(traceback.format_exception(error)))
+        if not isinstance(error, NamedFault):
+            session.log("".join(traceback.format_exception(error)))
         session.log(f"what the actors printed is in {session.run_dir.logs}")
     await session.close(error, why)
     return code

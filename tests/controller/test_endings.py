@@ -17,6 +17,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.controller.console.end_summary import stopping
 from titan_rl.controller.loop.shutdown import Shutdown, Stopped, StopRequest
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
+from titan_rl.mesh.control.poison_prompts import EveryPromptFails
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.processes.processes import ending, new_mark, running
 from titan_rl.mesh.processes.reaper import reap
@@ -314,14 +315,16 @@ def test_recorded_steps_that_are_trained_again_end_between_two(monkeypatch):
         (None, 0),
         (ValueError("a mistake"), 1),
         (ActorFault("the trainer was repaired 5 times"), 1),
+        (EveryPromptFails("3 prompts in a row failed for the same reason: mine:reward: KeyError: 'x'"), 1),
         (Stopped("the disk is full"), 1),
         (Stopped(), 130),
         (asyncio.CancelledError(), 1),
         (ConfigError("parallelism: no host has so many GPUs"), 2),
     ],
 )
-def test_a_fault_is_never_exit_code_0(monkeypatch, error, code):
-    """The session is a stub, and so is the module that it comes from, whose imports take seconds."""
+def test_a_fault_is_never_exit_code_0(monkeypatch, capsys, error, code):
+    """And one whose message does not name its cause has a traceback. The session is a stub, and so is the module that
+    it comes from, whose imports take seconds."""
     closed = []
 
     async def start() -> None:
@@ -343,6 +346,8 @@ def test_a_fault_is_never_exit_code_0(monkeypatch, error, code):
         monkeypatch.setattr(f"titan_rl.train.{of_a_process_of_its_own}", lambda *_: None)
     assert asyncio.run(run_to_end(session)) == code
     assert closed == [(error, error is None)]
+    has_traceback = type(error) in (ValueError, ActorFault, asyncio.CancelledError)
+    assert ("Traceback" in capsys.readouterr().out) == has_traceback
 
 
 # signals

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from titan_rl.config.command_line import check_started_once
+from titan_rl.config.errors import NamedFault
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.console.display import Display
 from titan_rl.controller.console.end_summary import end_summary, stopping
@@ -409,4 +410,5 @@ def _started(part: T | None) -> T:
 def one_line(error: BaseException) -> str:
     """Error as one line, without the traceback of another process in it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {lines[0]}" + (f" {lines[-1]}" if len(lines) > 1 else "")
+    name = "" if isinstance(error, NamedFault) else f"{type(error).__name__}: "
+    return f"{name}{lines[0]}" + (f" {lines[-1]}" if len(lines) > 1 else "")
