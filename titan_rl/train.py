@@ -30,6 +30,7 @@ from titan_rl.config.command_line import (
     in_process,
     parse,
 )
+from titan_rl.config.errors import NamedFault
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import TITAN_SECTIONS, Config
@@ -172,7 +173,7 @@ def relieve_collector() -> None:
 
 async def run_to_end(session: "Session") -> int:
     """Drive a session from start to end; the exit code."""
-    from titan_rl.controller.loop.shutdown import Lost, Stopped
+    from titan_rl.controller.loop.shutdown import STOPPED_AT_ONCE, Lost, Stopped
     from titan_rl.controller.session import one_line
 
     _stop_on_signals(session)
@@ -186,8 +187,6 @@ async def run_to_end(session: "Session") -> int:
         error, why, code = stopped, stopped.why or "stopped by the user", EXIT_FAULT if stopped.why else EXIT_STOPPED
     except asyncio.CancelledError as cancelled:
         error, why, code = cancelled, "cancelled, and not by the user", EXIT_FAULT
-        if session.stop_request.is_requested:  # the second Ctrl-C
-            why, code = "stopped by the user at once", EXIT_STOPPED
     except ConfigError as mistake:  # that a host of another machine was needed to tell
         error, why, code = mistake, str(mistake), EXIT_USER
     except Exception as fault:  # told whole, written into the summary, and an exit code that says so
@@ -195,10 +194,13 @@ async def run_to_end(session: "Session") -> int:
         if is_full(fault):
             why = f"{one_line(fault).removeprefix('DiskFull: ')}; make room, then --resume goes on"
     session.stop_request.driver = None
-    if error is not None and session.stop_request.is_forced:  # whatever came of it first
+    if error is not None and session.stop_request.is_urgent:  # whatever came of it first
+        error, why, code = Stopped(), STOPPED_AT_ONCE, EXIT_STOPPED
+    if error is not None and session.stop_request.is_forced:
         error, why, code = Lost(session.stop_request.why), session.stop_request.why, EXIT_FAULT
     if error is not None and code == EXIT_FAULT and not is_full(error) and not isinstance(error, Stopped | Lost):
-        session.log("".join(traceback.format_exception(error)))
+        if not isinstance(error, NamedFault):
+            session.log("".join(traceback.format_exception(error)))
         session.log(f"what the actors printed is in {session.run_dir.logs}")
     await session.close(error, why)
     return code
@@ -206,15 +208,16 @@ async def run_to_end(session: "Session") -> int:
 
 def _stop_on_signals(session: "Session") -> None:
     """The first Ctrl-C, SIGTERM or closed terminal ends the run after the step at hand, saved; a second Ctrl-C or
-    SIGTERM ends it at once. (A closed terminal may send SIGHUP twice.) ``nohup`` has SIGHUP ignored: it stays so."""
+    SIGTERM ends it at once, unsaved. (A closed terminal may send SIGHUP twice.) ``nohup`` has SIGHUP ignored: it stays
+    so."""
     loop, task, num_signals = asyncio.get_running_loop(), asyncio.current_task(), itertools.count()
     assert task is not None, "a coroutine that runs is some task's"
     session.stop_request.driver = task
 
     def on_signal() -> None:
-        if next(num_signals):
-            task.cancel()
         session.stop()
+        if next(num_signals):
+            session.stop_request.hurry()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from titan_rl.config.command_line import EXIT_STOPPED, answer
+from titan_rl.config.command_line import EXIT_FAULT, EXIT_STOPPED, answer
+from titan_rl.config.errors import NamedFault
 
 COMMAND = """
 import asyncio, signal, sys, tempfile, time
@@ -57,3 +58,13 @@ def test_signals_are_as_they_were_when_a_command_is_over():
     assert answer(lambda arguments: during.extend(map(signal.getsignal, numbers)) or 0, []) == 0
     assert [signal.getsignal(number) for number in numbers] == before
     assert during != before
+
+
+def test_a_fault_that_names_its_cause_is_one_line_and_another_has_its_traceback(capsys):
+    def fail(arguments: list[str]) -> int:
+        raise NamedFault("my:reward: KeyError: 'x'\n(my.py, line 2)") if arguments else RuntimeError("ours")
+
+    assert answer(fail, ["named"]) == EXIT_FAULT
+    assert capsys.readouterr().err == "titan-rl: my:reward: KeyError: 'x' (my.py, line 2)\n"
+    with pytest.raises(RuntimeError, match="ours"):
+        answer(fail, [])

@@ -17,6 +17,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.controller.console.end_summary import stopping
 from titan_rl.controller.loop.shutdown import Shutdown, Stopped, StopRequest
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
+from titan_rl.mesh.control.poison_prompts import EveryPromptFails
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.processes.processes import ending, new_mark, running
 from titan_rl.mesh.processes.reaper import reap
@@ -314,14 +315,16 @@ def test_recorded_steps_that_are_trained_again_end_between_two(monkeypatch):
         (None, 0),
         (ValueError("a mistake"), 1),
         (ActorFault("the trainer was repaired 5 times"), 1),
+        (EveryPromptFails("3 prompts in a row failed for the same reason: mine:reward: KeyError: 'x'"), 1),
         (Stopped("the disk is full"), 1),
         (Stopped(), 130),
         (asyncio.CancelledError(), 1),
         (ConfigError("parallelism: no host has so many GPUs"), 2),
     ],
 )
-def test_a_fault_is_never_exit_code_0(monkeypatch, error, code):
-    """The session is a stub, and so is the module that it comes from, whose imports take seconds."""
+def test_a_fault_is_never_exit_code_0(monkeypatch, capsys, error, code):
+    """And one whose message does not name its cause has a traceback. The session is a stub, and so is the module that
+    it comes from, whose imports take seconds."""
     closed = []
 
     async def start() -> None:
@@ -343,12 +346,15 @@ def test_a_fault_is_never_exit_code_0(monkeypatch, error, code):
         monkeypatch.setattr(f"titan_rl.train.{of_a_process_of_its_own}", lambda *_: None)
     assert asyncio.run(run_to_end(session)) == code
     assert closed == [(error, error is None)]
+    has_traceback = type(error) in (ValueError, ActorFault, asyncio.CancelledError)
+    assert ("Traceback" in capsys.readouterr().out) == has_traceback
 
 
 # signals
 
 STUB = """
-import asyncio, sys, types
+import asyncio, os, sys, types
+from functools import partial
 from pathlib import Path
 sys.modules["titan_rl.controller.session"] = types.SimpleNamespace(one_line=str)  # its imports take seconds
 from titan_rl.controller.console.display import Display
@@ -356,7 +362,7 @@ from titan_rl.controller.loop.shutdown import Stopped, StopRequest
 from titan_rl.train import drive, run_to_end
 
 class Stub:
-    '''A session that waits to be stopped, and has a step to end and much to say then.'''
+    '''A session that waits to be stopped, has a step to end and much to say then, and saves for SAVING seconds.'''
     def __init__(self, folder):
         self.folder, self.stop_request = folder, StopRequest()
         self.display = Display(3, folder / "log.txt")
@@ -374,11 +380,20 @@ class Stub:
         raise Stopped
     async def close(self, error, why):
         self.log(why)
+        (self.folder / "saves").touch()
+        await self.stop_request.until_urgent(partial(asyncio.sleep, float(os.environ.get("SAVING", "0"))))
         (self.folder / "saved").write_text(why)
         self.display.__exit__()
 
 sys.exit(drive(run_to_end(Stub(Path(sys.argv[1])))))
 """
+
+
+def wait_until_there(file: Path, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -390,10 +405,7 @@ def start_stub():
         command = [*before, sys.executable, "-c", STUB, str(folder)]
         process = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL), **options)
         started.append(process)
-        deadline = time.monotonic() + 60
-        while not (folder / "waits").exists():
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.02)
+        wait_until_there(folder / "waits", process)
         return process
 
     yield start
@@ -429,6 +441,17 @@ def test_a_second_ctrl_c_does_not_wait(start_stub, tmp_path):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
     assert process.wait(60) == 130 and (tmp_path / "saved").read_text() == "stopped by the user at once"
+
+
+def test_a_second_ctrl_c_ends_the_saving(start_stub, tmp_path):
+    """A third one, while processes are ended, changes nothing."""
+    process = start_stub(tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | {"SAVING": "60"})
+    process.send_signal(signal.SIGINT)
+    wait_until_there(tmp_path / "saves", process)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=30)
+    assert process.returncode == 130 and (tmp_path / "saved").exists() and not complaints
 
 
 def test_under_nohup_a_closed_terminal_is_nothing(start_stub, tmp_path):

@@ -112,6 +112,19 @@ def test_training_does_not_change_while_recorded_steps_must_be_trained_again(run
     assert asked in said and recorded in said and f"steps {checkpoint + 1} to {LAST}" in said and "\n" not in said
 
 
+@pytest.mark.parametrize("schedule", ["lr_scheduler", "critic.lr_scheduler", "implicit_reward.lr_scheduler"])
+def test_neither_does_the_number_of_steps_that_a_learning_rate_decays_over(run, schedule):
+    """A schedule that is constant, or has a length of its own, does not depend on it."""
+    run_dir, before = run(1), {"training.steps": 60, f"{schedule}.decay_ratio": 0.5, f"{schedule}.total_steps": None}
+    after = {"training.steps": 35}
+    with pytest.raises(ConfigError, match="training.steps = 35 is not what steps 2 to 2 of .* with, 60, .*Ctrl-C"):
+        resuming._check_redone(run_dir, before, before | after, 2, 2, with_sft=False)
+    for settings in ({f"{schedule}.decay_ratio": 0.0}, {f"{schedule}.total_steps": 60}):
+        independent = before | settings
+        resuming._check_redone(run_dir, independent, independent | after, 2, 2, with_sft=False)
+        assert resuming.first_change(independent, independent | after) == ""
+
+
 @pytest.mark.parametrize("role", ["reference", "teacher"])
 def test_neither_does_a_role_that_they_were_compared_with(run, role):
     run_dir, before = run(0), {f"{role}.path": "a", f"{role}.placement": "own"}

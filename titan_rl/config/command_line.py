@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from titan_rl.config.errors import ConfigError
+from titan_rl.config.errors import ConfigError, NamedFault
 from titan_rl.config.io.printable import printable, say
 from titan_rl.config.load import is_override, join_overrides, nearest_setting, override_arguments, parse_overrides
 from titan_rl.config.torchrun import World, number_of, refusal, report_to_torchrun, world_of
@@ -121,6 +121,9 @@ def answer(command: Callable[[list[str]], int], arguments: list[str] | None = No
         if world is not None:
             report_to_torchrun(world, lines)
         return EXIT_USER
+    except NamedFault as fault:
+        say(f"titan-rl: {_one_line(str(fault))}", sys.stderr)
+        return EXIT_FAULT
     except KeyboardInterrupt:
         print("titan-rl: stopped", file=sys.stderr)
         return EXIT_STOPPED
@@ -179,6 +182,8 @@ def in_process(main: Callable[[], int]) -> int:
 
     atexit.register(leave)  # the first to come is the last to be called
     ended.append(main())
+    for number in (signal.SIGINT, signal.SIGTERM):  # the exit code stands, and what is left takes a moment
+        signal.signal(number, signal.SIG_IGN)
     _leave_monarch()
     return ended[0]
 

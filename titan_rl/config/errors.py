@@ -1,4 +1,4 @@
-"""The one kind of error that a user's mistake is."""
+"""Errors that are told in one line: a user's mistake, and a fault whose message is complete."""
 
 from collections.abc import Sequence
 
@@ -22,6 +22,10 @@ class ConfigErrors(ConfigError):
     @property
     def findings(self) -> Sequence[str]:
         return self._findings
+
+
+class NamedFault(RuntimeError):
+    """Fault whose message names the cause, such as an exception of a user's reward: exit code 1, no traceback."""
 
 
 def raise_findings(findings: Sequence[str]) -> None:

@@ -14,10 +14,12 @@ import os
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 from titan_rl.config.command_line import TrainCommand, check_started_once
+from titan_rl.config.errors import NamedFault
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.console.display import Display
 from titan_rl.controller.console.end_summary import end_summary, stopping
@@ -29,7 +31,7 @@ from titan_rl.controller.loop.interface import HeldOut, Loop
 from titan_rl.controller.loop.reporting import Reporter
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.controller.loop.scaling import grant_scale_requests
-from titan_rl.controller.loop.shutdown import Lost, Stopped, StopRequest
+from titan_rl.controller.loop.shutdown import STOPPED_AT_ONCE, Lost, Stopped, StopRequest
 from titan_rl.controller.offline.controller import DataComponents, OfflineController
 from titan_rl.controller.offline.recovery import DataRecovery
 from titan_rl.controller.offline.steps import DataSteps
@@ -274,13 +276,15 @@ class Session:
         ``error``: what ended the run, if it is no end as planned. ``why``: that, in words.
         """
         why = why or (one_line(error) if error else "completed" if self._is_finished else "closed")
-        self.why_ended = why
         try:
             if isinstance(error, Lost):
                 self.log("nothing more can be saved; --resume goes on")
             elif self._controller is not None and not self._is_finished:
-                await self._controller.rescue(error or Stopped())
+                await self.stop_request.until_urgent(partial(self._controller.rescue, error or Stopped()))
         finally:
+            if self.stop_request.is_urgent and isinstance(error, Stopped):
+                why = STOPPED_AT_ONCE
+            self.why_ended = why
             summary = await self._end(why)
         self.display.close_table()
         for line in end_summary(why, summary, self.progress, self.run_dir, self.command):
@@ -415,4 +419,5 @@ def _started(part: T | None) -> T:
 def one_line(error: BaseException) -> str:
     """Error as one line, without the traceback of another process in it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {lines[0]}" + (f" {lines[-1]}" if len(lines) > 1 else "")
+    name = "" if isinstance(error, NamedFault) else f"{type(error).__name__}: "
+    return f"{name}{lines[0]}" + (f" {lines[-1]}" if len(lines) > 1 else "")

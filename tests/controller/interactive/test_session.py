@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import running
@@ -10,6 +12,8 @@ from titan_rl.config.load import load_config, parse_overrides
 from titan_rl.controller.loop.shutdown import Stopped, StopRequest
 from titan_rl.controller.session import Session
 from titan_rl.records.metrics import read_metrics
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.run_directory.summary import Progress
 
 STEPS = 5
 
@@ -48,6 +52,36 @@ def test_start_two_steps_evaluate_close(tmp_path):
     assert (root / "checkpoints" / "step-000002").is_dir() and (root / "model" / "config.json").is_file()
     assert running.train(root, "--resume", training__steps=3) == 0, running.output(root)[-3000:]
     assert json.loads((root / "summary.json").read_text())["steps_done"] == 3
+
+
+@pytest.mark.parametrize("is_asked_before", [False, True])
+def test_a_second_stop_ends_a_session_unsaved_and_in_order(is_asked_before):
+    """While it saves, or before that."""
+    happened, session = [], object.__new__(Session)
+
+    async def rescue(error: BaseException) -> None:
+        asyncio.get_running_loop().call_soon(session.stop_request.hurry)
+        await asyncio.Event().wait()
+
+    async def end(why: str) -> dict:
+        await asyncio.sleep(0)
+        happened.append(why)
+        return dict(steps_done=3, steps_asked=5, reward_by_step=[], steps_without_signal=0)
+
+    async def close() -> None:
+        session.stop_request = StopRequest()
+        if is_asked_before:
+            session.stop_request.hurry()
+        await session.close(Stopped(), "stopped by the user")
+
+    nothing = SimpleNamespace(close=lambda: None, close_table=lambda: None)
+    session._controller, session._is_finished, session._end = SimpleNamespace(rescue=rescue), False, end
+    session.display = session._exits = nothing
+    session.run_dir, session.config_file, session.log = RunDir(Path("run")), "a.toml", happened.append
+    session.run_dir.close, session.progress = nothing.close, Progress(steps_asked=5)
+    asyncio.run(close())
+    assert happened[0] == "stopped by the user at once" and f"{happened[0]}: 3 of 5 steps" in happened[1]
+    assert happened[-1].startswith("next: titan-rl train a.toml --resume")
 
 
 def test_a_stop_interrupts_what_waits():

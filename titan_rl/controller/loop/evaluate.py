@@ -1,5 +1,6 @@
 """Held-out accuracy: greedy answers to prompts that no run trains on."""
 
+from titan_rl.config.errors import NamedFault
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.rollout_queue import sampled
 from titan_rl.data.types import Prompt, Sampling
@@ -15,7 +16,7 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], config: Config) -> Pro
 
     An answer that the machinery failed to score is an error, not a wrong answer.
 
-    Errors: RuntimeError if a prompt leaves no room for an answer, or an answer could not be scored; EveryPromptFails.
+    Errors: NamedFault if a prompt leaves no room for an answer, or an answer could not be scored; EveryPromptFails.
     """
     rollout = config.rollout
     lengths = meshes.max_tokens, rollout.max_turns
@@ -25,12 +26,12 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], config: Config) -> Pro
     groups = await together(samples)
     if refused := [group for group in groups if group.refused]:
         why = ": ".join(filter(None, (refused[0].refused, refused[0].replica_failure)))
-        raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {why}")
+        raise NamedFault(f"held-out prompt {refused[0].prompt_id} could not be sampled: {why}")
     rollouts = [group.rollouts[0] for group in groups]
     if failed := [rollout for rollout in rollouts if rollout.status == "infra_error"]:
         first = failed[0]
         why = f": {first.failure}" if first.failure else ""
-        raise RuntimeError(f"{len(failed)} held-out answers could not be scored, first that to {first.prompt_id}{why}")
+        raise NamedFault(f"{len(failed)} held-out answers could not be scored, first that to {first.prompt_id}{why}")
     await meshes.take_statistics()  # so that the next step's speeds are its own
     right = [correct(rollout.true_reward) for rollout in rollouts]
     by_task: dict[str, list[bool]] = {}

@@ -14,6 +14,7 @@ from math import inf
 from typing import Protocol
 
 from titan_rl.algorithms.batches.batching import Selection, discard_reason, sample_outcomes
+from titan_rl.config.errors import NamedFault
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.data.types import Group, Prompt, Sampling, Status
@@ -115,7 +116,7 @@ class RolloutQueue:
     # a batch
 
     async def collect(self) -> Collected:
-        """The next batch. Errors: RuntimeError if too many groups in a row cannot be trained on; EveryPromptFails; an
+        """The next batch. Errors: NamedFault if too many groups in a row cannot be trained on; EveryPromptFails; an
         actor's fault."""
         self._end_ahead()
         selection = Selection(self.config)
@@ -201,7 +202,7 @@ class RolloutQueue:
         self.admission.give_back()
         self._num_discarded_in_a_row += 1
         if self._num_discarded_in_a_row >= _MAX_DISCARDS * self.config.rollout.prompts_per_step:
-            raise RuntimeError(
+            raise NamedFault(
                 f"the last {self._num_discarded_in_a_row} groups were all discarded, the last for {reason}"
             )
 

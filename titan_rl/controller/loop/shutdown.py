@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # their imports take seconds, which a signal need not wait fo
     from titan_rl.records.run_directory.summary import Progress
 
 T = TypeVar("T")
+STOPPED_AT_ONCE = "stopped by the user at once"
 
 
 class Stopped(Exception):
@@ -44,6 +45,8 @@ class StopRequest:
         """What forced it; empty if it is the user's wish."""
         self.is_forced = False
         """Whether nothing is worth waiting for."""
+        self.is_urgent = False
+        """Whether the user has asked twice: nothing more is saved."""
         self.driver: asyncio.Task[Any] | None = None
         """Who is cancelled then."""
 
@@ -59,6 +62,15 @@ class StopRequest:
         """End at once, whatever the run waits for."""
         self.is_forced = True
         self.ask(why)
+        self._cancel_driver()
+
+    def hurry(self) -> None:
+        """End at once, unsaved: the user's second request."""
+        self.is_urgent = True
+        self.ask()
+        self._cancel_driver()
+
+    def _cancel_driver(self) -> None:
         if self.driver is not None:
             self.driver.cancel()
 
@@ -80,6 +92,19 @@ class StopRequest:
         if work.cancelled() or not work.done():
             raise Stopped(self.why)
         return work.result()
+
+    async def until_urgent(self, save: Callable[[], Awaitable[None]]) -> None:
+        """Save at the end of a run, until ``hurry`` or ``force``."""
+        if self.is_urgent or self.is_forced:
+            return
+        self.driver = asyncio.ensure_future(save())
+        try:
+            await self.driver
+        except asyncio.CancelledError:
+            if not (self.is_urgent or self.is_forced):
+                raise
+        finally:
+            self.driver = None
 
 
 class Shutdown:

@@ -195,11 +195,22 @@ def changes(recorded: Settings, settings: Settings) -> list[str]:
 
 def first_change(recorded: Settings, settings: Settings) -> str:
     """First changed key that affects a step's numbers; empty if there is none."""
-    schedules = ("lr_scheduler", *(f"{role}.lr_scheduler" for role in LEARNED))
-    decays = any(recorded.get(f"{schedule}.decay_ratio", 0.0) != 0.0 for schedule in schedules)
     kinds = (_WHILE_REDOING, _NUMERIC)
-    bears = (key for key in changes(recorded, settings) if _rule(key) in kinds or (decays and key == "training.steps"))
-    return next(bears, "")
+    return next((key for key in changes(recorded, settings) if _rule_under(recorded, key) in kinds), "")
+
+
+def _rule_under(recorded: Settings, key: str) -> int:
+    """Rule of a key; the number of steps is one of training where a learning rate decays with it."""
+    if key != "training.steps":
+        return _rule(key)
+    schedules = ("lr_scheduler", *(f"{role}.lr_scheduler" for role in LEARNED))
+    return _WHILE_REDOING if any(_follows_steps(recorded, schedule) for schedule in schedules) else _FREE
+
+
+def _follows_steps(recorded: Settings, schedule: str) -> bool:
+    """Whether a schedule depends on the run's length: it decays (null: after the warmup), and has no own length."""
+    decays = recorded.get(f"{schedule}.decay_ratio", 0.0) != 0.0
+    return decays and recorded.get(f"{schedule}.total_steps") is None
 
 
 def _check_kept(run_dir: RunDir, recorded: Settings, settings: Settings) -> None:
@@ -230,7 +241,7 @@ def _check_redone(
     run_dir: RunDir, recorded: Settings, settings: Settings, first: int, last: int, *, with_sft: bool
 ) -> None:
     for key in changes(recorded, settings):
-        if _rule(key) == _WHILE_REDOING and (with_sft or not key.startswith("sft.")):
+        if _rule_under(recorded, key) == _WHILE_REDOING and (with_sft or not key.startswith("sft.")):
             raise ConfigError(
                 f"{key} = {_shown(settings.get(key))} is not what steps {first} to {last} of {run_dir.root} were "
                 f"trained with, {_shown(recorded.get(key))}, and no checkpoint is after them: resume with that, stop "

@@ -12,6 +12,7 @@ import re
 import time
 from collections import Counter
 
+from titan_rl.config.errors import NamedFault
 from titan_rl.mesh.supervision.actor_process import ActorFault
 
 
@@ -50,7 +51,7 @@ _PAUSE_FACTOR = 4
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
-class EveryPromptFails(ActorFault):
+class EveryPromptFails(ActorFault, NamedFault):
     """Consecutive failures of different prompts for one reason."""
 
 
