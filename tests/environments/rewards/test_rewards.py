@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from made_rollouts import rollout_of
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config, RolloutConfig, TaskConfig
-from titan_rl.data.types import Completion
+from titan_rl.data.types import Completion, Group, Prompt
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import UserCodeError
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
@@ -22,6 +23,7 @@ from titan_rl.environments.rollout.group import run_group
 from titan_rl.environments.scoring.scorer import Scorer
 from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures
 from titan_rl.models.builtin.tokenizer import character_tokenizer
+from titan_rl.records.statistics import Proportion
 
 REWARDS = '''
 import asyncio, json, math, re, sys, time
@@ -295,6 +297,24 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
         asyncio.run(run())
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     assert len(rollouts) == 2 and all("no such thing" in rollout.failure for rollout in rollouts)
+
+
+def test_held_out_answers_that_could_not_be_scored_in_time_are_counted():
+    from titan_rl.controller.loop.evaluate import evaluate
+
+    async def late(prompt, sampling):
+        status = "ok" if prompt.id == "held_out/1" else "timeout"
+        return Group(prompt.id, [rollout_of(prompt.id, 0, status=status, reward=float(status == "ok"))])
+
+    async def no_statistics():
+        return []
+
+    async def run():
+        dispatcher = SimpleNamespace(run_group=late, faults=ConsecutiveFailures())
+        meshes = SimpleNamespace(max_tokens=64, dispatcher=dispatcher, take_statistics=no_statistics)
+        return await evaluate(meshes, [Prompt(f"held_out/{n}", "", "", {}) for n in range(3)], Config())
+
+    assert asyncio.run(run()) == Proportion(1, 3, num_timeouts=2)
 
 
 # before anything starts

@@ -179,7 +179,8 @@ class Reporter:
 
     def evaluated(self, step: int, when: str, result: Proportion) -> None:
         by_task = {f"held_out_accuracy/{task}": part.value for task, part in result.by_task.items()}
-        self.metrics.write({"step": step, "held_out_accuracy": result.value} | by_task)
+        late = {"held_out_timeouts": result.num_timeouts} if result.num_timeouts else {}
+        self.metrics.write({"step": step, "held_out_accuracy": result.value} | by_task | late)
         self._alarms.evaluated(step, result.value)
         self.display.log(f"held-out accuracy {when}: {result}")
 
