@@ -349,6 +349,7 @@ class Session:
             *(config, self.stream, self.ledger, meshes.dispatcher, admission, meshes.weights),
             max_tokens=meshes.max_tokens,
             on_score_failed=reporter.score_failed,
+            on_score_retried=reporter.score_retried,
         )
         frozen = self._frozen(meshes)
         parts = Components(

@@ -276,6 +276,8 @@ class Group(FastPickle):
     """When its first request was made, in Unix seconds; 0 where that is not known."""
     verifier: str = ""
     """The name of the one that drove it."""
+    score_retries: int = 0
+    """Times that its prompt was sampled again, since a sample could not be scored."""
 
 
 @dataclass(frozen=True)

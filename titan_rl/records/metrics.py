@@ -34,6 +34,7 @@ def sampling_metrics(groups: list[Group], version: int, thinking_budget: int = 0
         **part_metrics(scored),
         **turn_metrics(rollouts),
         **task_metrics(groups),
+        **_retries(groups),
         **seat_metrics(scored),
         **mask_metrics(rollouts),
         **(thinking_metrics(rollouts) if thinking_budget else {}),
@@ -42,6 +43,12 @@ def sampling_metrics(groups: list[Group], version: int, thinking_budget: int = 0
         "staleness_mean": float(np.mean(lags)),
         "staleness_max": max(lags),
     }
+
+
+def _retries(groups: list[Group]) -> dict[str, float]:
+    """Times that prompts were sampled again since a sample could not be scored; empty for none."""
+    count = sum(group.score_retries for group in groups)
+    return {"score_retries": count} if count else {}
 
 
 def mask_metrics(rollouts: list[Rollout]) -> dict[str, float]:

@@ -16,6 +16,8 @@ class Proportion:
     count: int
     by_task: dict[str, "Proportion"] = field(default_factory=dict)
     """Of each, where there are several; not of those within."""
+    num_timeouts: int = 0
+    """Of those that are not correct, the ones whose score took too long."""
 
     @property
     def value(self) -> float:
@@ -31,7 +33,8 @@ class Proportion:
     def __str__(self) -> str:
         low, high = self.interval
         parts = "".join(f"; {task} {part.value:.1%} of {part.count}" for task, part in self.by_task.items())
-        return f"{self.value:.1%} ({self.correct} of {self.count}, 95 % interval {low:.1%} to {high:.1%}{parts})"
+        late = f"; {timed_out(self.num_timeouts, self.count)}" if self.num_timeouts else ""
+        return f"{self.value:.1%} ({self.correct} of {self.count}, 95 % interval {low:.1%} to {high:.1%}{parts}{late})"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -39,10 +42,16 @@ class Proportion:
             "correct": self.correct,
             "count": self.count,
             "interval_95": list(self.interval),
+            **({"num_timeouts": self.num_timeouts} if self.num_timeouts else {}),
             **({"by_task": {task: part.as_dict() for task, part in self.by_task.items()}} if self.by_task else {}),
         }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Proportion":
         parts = {task: cls.from_dict(part) for task, part in values.get("by_task", {}).items()}
-        return cls(values["correct"], values["count"], parts)
+        return cls(values["correct"], values["count"], parts, values.get("num_timeouts", 0))
+
+
+def timed_out(number: int, count: int) -> str:
+    """Words for answers whose score took too long, of ``count`` answers."""
+    return f"{number} of {count} could not be scored in time and count as wrong"

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from made_rollouts import rollout_of
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config, RolloutConfig, TaskConfig
-from titan_rl.data.types import Completion
+from titan_rl.data.types import Completion, Group, Prompt
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import UserCodeError
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
@@ -22,6 +23,7 @@ from titan_rl.environments.rollout.group import run_group
 from titan_rl.environments.scoring.scorer import Scorer
 from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures
 from titan_rl.models.builtin.tokenizer import character_tokenizer
+from titan_rl.records.statistics import Proportion
 
 REWARDS = '''
 import asyncio, json, math, re, sys, time
@@ -81,6 +83,31 @@ def entry(prompt, completion, row):
 def two(prompt, completion):
     return 1.0
 
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    seen = [data_source == "mine/sums", solution_str == ground_truth, extra_info == {"index": int(ground_truth)}]
+    return {"score": float(sum(seen)), "acc": True, "pred": solution_str}
+
+async def compute_later(solution_str, ground_truth, **others):
+    return {"score": sorted(others) == ["data_source", "extra_info"] and others["data_source"] == ""}
+
+def compute_parts(solution_str, ground_truth):
+    return {"acc": 1.0}
+
+def compute_at(url, solution_str, ground_truth):
+    return 1.0
+
+def of_trl(prompts, completions, answer, **kwargs):
+    return [1.0]
+
+def of_openrlhf(queries, prompts, labels):
+    return [1.0]
+
+def swapped(completion, prompt, row):
+    return 1.0
+
+def of_answer(prompt, completion, ground_truth):
+    return 1.0
+
 NUMBER = 7
 '''  # fmt: skip
 
@@ -92,6 +119,16 @@ def folder(tmp_path_factory) -> Path:
     (folder / "broken_rewards_of_tests.py").write_text("import json\n1 / 0\n")
     rows = [{"question": f"q{n}", "answer": n, "level": n % 3} for n in range(20)]
     (folder / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verl = [
+        {
+            "data_source": "mine/sums",
+            "prompt": [{"role": "user", "content": f"q{n}"}],
+            "reward_model": {"style": "rule", "ground_truth": f"{n}"},
+            "extra_info": {"index": n},
+        }
+        for n in range(20)
+    ]
+    (folder / "verl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verl))
     chats = [{"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": f"{n}"}]} for n in range(9)]
     (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats))
     return folder
@@ -143,6 +180,18 @@ def test_a_function_is_given_what_was_asked_where_the_file_has_messages_with_the
     task = make_task(TaskConfig(name="jsonl", reward="asked_of_tests:reward", options=options), [str(tmp_path)])
     prompt = next(PromptStream(task, 1))
     assert task.score(prompt, [prompt.text]) == {"reward": 1.0} and prompt.text.startswith("P")
+
+
+def test_a_function_with_verls_parameters_is_given_verls_arguments(folder):
+    def rewards(reward: str, **changes) -> list:
+        task = make_task(config(reward, **changes), [str(folder)])
+        prompt = next(PromptStream(task, 1))
+        return [task.score(prompt, [prompt.answer]), task.score(prompt, ["no"])]
+
+    assert rewards("compute_score", style="chat", options={"file": "verl.jsonl"}) == [{"reward": 3.0}, {"reward": 2.0}]
+    assert rewards("compute_later") == [{"reward": 1.0}] * 2
+    with pytest.raises(UserCodeError, match=r"compute_parts: ValueError: gave {'acc': 1.0}: .* as 'score'"):
+        rewards("compute_parts")
 
 
 def test_messages_are_given_as_the_row_has_them(folder):
@@ -250,6 +299,24 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
     assert len(rollouts) == 2 and all("no such thing" in rollout.failure for rollout in rollouts)
 
 
+def test_held_out_answers_that_could_not_be_scored_in_time_are_counted():
+    from titan_rl.controller.loop.evaluate import evaluate
+
+    async def late(prompt, sampling):
+        status = "ok" if prompt.id == "held_out/1" else "timeout"
+        return Group(prompt.id, [rollout_of(prompt.id, 0, status=status, reward=float(status == "ok"))])
+
+    async def no_statistics():
+        return []
+
+    async def run():
+        dispatcher = SimpleNamespace(run_group=late, faults=ConsecutiveFailures())
+        meshes = SimpleNamespace(max_tokens=64, dispatcher=dispatcher, take_statistics=no_statistics)
+        return await evaluate(meshes, [Prompt(f"held_out/{n}", "", "", {}) for n in range(3)], Config())
+
+    assert asyncio.run(run()) == Proportion(1, 3, num_timeouts=2)
+
+
 # before anything starts
 
 
@@ -260,6 +327,11 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
         ("rewards_of_tests:corect", ["there is no 'corect'", "did you mean 'correct'?"]),
         ("rewards_of_tests", ["must look like 'module:name'"]),
         ("rewards_of_tests:two", ["must take (prompt, completion, row), but it takes (prompt, completion)"]),
+        ("rewards_of_tests:compute_at", ["takes 'url'", "data_source, solution_str, ground_truth, extra_info"]),
+        ("rewards_of_tests:of_trl", ["takes 'prompts' where it is given the prompt"]),
+        ("rewards_of_tests:of_openrlhf", ["takes 'queries' where it is given the prompt"]),
+        ("rewards_of_tests:swapped", ["takes 'completion' where it is given the prompt"]),
+        ("rewards_of_tests:of_answer", ["takes 'ground_truth' where it is given the row", "row['answer']"]),
         ("rewards_of_tests:NUMBER", ["is a int: name a function (prompt, completion, row)"]),
         ("broken_rewards_of_tests:x", ["ZeroDivisionError", "broken_rewards_of_tests.py, line 2"]),
     ],

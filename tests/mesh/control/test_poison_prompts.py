@@ -26,6 +26,7 @@ from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.remote_call import RemoteCall, actor_of
 from titan_rl.records.ledger.audit import flaws
 from titan_rl.records.ledger.ledger import Ledger
+from titan_rl.records.metrics import sampling_metrics
 
 SAMPLING = Sampling(2, 4, 1.0, 64)
 
@@ -299,6 +300,44 @@ def test_a_reward_that_always_fails_ends_the_run_by_name(monkeypatch):
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0], "half a minute, in which a server may come back"
     groups = asyncio.run(run({"p2", "p5", "p8", "p11"}, 12))
     assert len(groups) == 12
+
+
+def test_a_prompt_that_is_sampled_again_for_a_score_is_told_and_counted(monkeypatch, tmp_path):
+    monkeypatch.setattr("titan_rl.controller.loop.rollout_queue._PAUSE_SECONDS", 0.0)
+    attempts, retried, failed = Counter(), [], []
+
+    class Flaky:
+        faults = ConsecutiveFailures()
+
+        async def run_group(self, prompt, sampling):
+            """The second prompt's first two attempts lose a sample; the third's last attempt does, too."""
+            made = [rollout(prompt.id, sample) for sample in range(sampling.num_samples)]
+            number = attempts[prompt.id] = attempts[prompt.id] + 1
+            if number <= {"p1": 2, "p2": 3}.get(prompt.id, 0):
+                made[1].status, made[1].failure = "infra_error", "mine:reward: it rained"
+            return Group(prompt.id, made)
+
+    async def run() -> list[Group]:
+        config, admission = Config(), Admission(3, 0)
+        config.rollout.prompts_per_step, config.rollout.group_size, config.rollout.max_retries = 3, 3, 2
+        admission.advance(0)
+        queue = RolloutQueue(
+            *(config, (prompt(f"p{number}") for number in count()), ledger, Flaky()),
+            *(admission, SimpleNamespace(pending=None)),
+            max_tokens=64,
+            on_score_failed=lambda *what: failed.append(what),
+            on_score_retried=lambda *what: retried.append(what),
+        )
+        return (await queue.collect()).sampled
+
+    ledger = Ledger(tmp_path / "ledger.db")
+    groups = asyncio.run(asyncio.wait_for(run(), 20))
+    why = "mine:reward: it rained"
+    assert sorted(retried) == [(name, 1, why) for name in ("p1", "p1", "p2", "p2")] and failed == [("p2", 1, why)]
+    counted = {group.prompt_id: group.score_retries for group in groups}
+    assert counted == {"p0": 0, "p1": 2, "p2": 2}
+    assert sampling_metrics(groups, 1)["score_retries"] == 4
+    assert "score_retries" not in sampling_metrics(groups[:1], 1)
 
 
 def test_a_reward_that_is_always_too_slow_ends_the_run_by_name():

@@ -14,7 +14,8 @@ from titan_rl.records.statistics import Proportion
 async def evaluate(meshes: Meshes, prompts: list[Prompt], config: Config) -> Proportion:
     """Share of right answers, as the task scores them, whatever else rewards them in training.
 
-    An answer that the machinery failed to score is an error, not a wrong answer.
+    An answer that the machinery failed to score is an error, not a wrong answer. A timeout may be the answer's own: it
+    is wrong, and counted beside.
 
     Errors: NamedFault if a prompt leaves no room for an answer, or an answer could not be scored; EveryPromptFails.
     """
@@ -38,4 +39,4 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], config: Config) -> Pro
     for prompt, is_right in zip(prompts, right, strict=True):
         by_task.setdefault(prompt.task, []).append(is_right)
     parts = {task: Proportion(sum(each), len(each)) for task, each in sorted(by_task.items()) if task}
-    return Proportion(sum(right), len(right), parts)
+    return Proportion(sum(right), len(right), parts, sum(rollout.status == "timeout" for rollout in rollouts))

@@ -77,7 +77,7 @@ class Reporter:
         self.stragglers, self.record_event = stragglers, record_event
         self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype)
         self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
-        self._has_warned = self._has_warned_short = False
+        self._has_warned = self._has_warned_short = self._has_told_retry = False
         self._logged_failures: set[str] = set()
         self._alarms = AlarmWatch(run_dir.root, log=display.log, record_event=record_event)
 
@@ -167,9 +167,20 @@ class Reporter:
             self._logged_failures.add(why)
             self.display.log(f"{prompt_id} sample {sample} could not be scored: {why}")
 
+    def score_retried(self, prompt_id: str, samples: int, why: str) -> None:
+        """Record that a prompt is sampled again, since ``samples`` of it could not be scored; the first is logged."""
+        self.record_event("score_retried", prompt=prompt_id, samples=samples, why=why)
+        if not self._has_told_retry:
+            self._has_told_retry = True
+            self.display.log(
+                f"{prompt_id} is sampled again, since {samples} of its samples could not be scored: {why}; "
+                f"score_retries in the metrics counts later ones"
+            )
+
     def evaluated(self, step: int, when: str, result: Proportion) -> None:
         by_task = {f"held_out_accuracy/{task}": part.value for task, part in result.by_task.items()}
-        self.metrics.write({"step": step, "held_out_accuracy": result.value} | by_task)
+        late = {"held_out_timeouts": result.num_timeouts} if result.num_timeouts else {}
+        self.metrics.write({"step": step, "held_out_accuracy": result.value} | by_task | late)
         self._alarms.evaluated(step, result.value)
         self.display.log(f"held-out accuracy {when}: {result}")
 

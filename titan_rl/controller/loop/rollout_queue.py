@@ -60,6 +60,12 @@ class OnScoreFailed(Protocol):
     def __call__(self, prompt_id: str, sample: int, why: str, /) -> None: ...
 
 
+class OnScoreRetried(Protocol):
+    """Takes a prompt that is sampled again, the number of its samples without a score, and why the first has none."""
+
+    def __call__(self, prompt_id: str, samples: int, why: str, /) -> None: ...
+
+
 class RolloutQueue:
     """Owns who is in flight and who comes next, and settles each sample in the ledger."""
 
@@ -74,10 +80,13 @@ class RolloutQueue:
         *,
         max_tokens: int,
         on_score_failed: OnScoreFailed,
+        on_score_retried: OnScoreRetried = lambda *_: None,
     ):
-        """``max_tokens``: of a rollout, prompt included. ``on_score_failed`` hears of samples without a score."""
+        """``max_tokens``: of a rollout, prompt included. ``on_score_failed`` hears of samples without a score,
+        ``on_score_retried`` of prompts that are sampled again for such."""
         self.config, self.stream, self.ledger, self.dispatcher = config, stream, ledger, dispatcher
-        self.admission, self.weights, self.on_score_failed = admission, weights, on_score_failed
+        self.admission, self.weights = admission, weights
+        self.on_score_failed, self.on_score_retried = on_score_failed, on_score_retried
         self.max_tokens = max_tokens
         self._in_flight: deque[InFlight] = deque()
         self._backlog: deque[Prompt] = deque()
@@ -187,10 +196,14 @@ class RolloutQueue:
     async def _sample(self, prompt: Prompt) -> Group:
         """A group, for people too."""
         retries, sample = self.config.rollout.max_retries, self.dispatcher.run_group
-        faults, on_retry = self.dispatcher.faults, self.ledger.count_retry
-        group = await sampled(sample, prompt, self._sampling, retries, faults, on_retry)
+        group = await sampled(sample, prompt, self._sampling, retries, self.dispatcher.faults, self._count_retry)
         group.question, group.expected, group.task = prompt.text, prompt.answer, prompt.task
         return group
+
+    def _count_retry(self, group: Group) -> None:
+        self.ledger.count_retry(group.prompt_id)
+        if failed := [rollout for rollout in group.rollouts if rollout.status == "infra_error"]:
+            self.on_score_retried(group.prompt_id, len(failed), failed[0].failure)
 
     def _report_failures(self, group: Group) -> None:
         for rollout in group.rollouts:
@@ -236,19 +249,20 @@ async def sampled(
     sampling: Sampling,
     max_retries: int,
     faults: ConsecutiveFailures,
-    on_retry: Callable[[str], None] = lambda prompt_id: None,
+    on_retry: Callable[[Group], None] = lambda group: None,
 ) -> Group:
-    """A group, or what is left of the last attempt. ``on_retry`` takes the prompt's id before each further one.
+    """A group, or what is left of the last attempt. ``on_retry`` takes what came of an attempt before each further one.
 
     Errors: EveryPromptFails if this is one prompt too many that nothing but one failure came of.
     """
-    attempt, began = 0, time.monotonic()
+    attempt, score_retries, began = 0, 0, time.monotonic()
     while True:
         try:
             group = await run_group(prompt, sampling)
         except DeadlineError as error:
             faults.record_failure(prompt.id, str(error), inf)  # no actor was available, which no prompt causes
             group = Group(prompt.id, [], refused="timeout")
+        group.score_retries = score_retries
         is_whole = not group.refused and all(rollout.status != "infra_error" for rollout in group.rollouts)
         if is_whole and (why := _only_failure(group, "timeout")):
             faults.record_failure(prompt.id, f"{why}: {_SLOW}", began)
@@ -259,9 +273,10 @@ async def sampled(
                 faults.record_failure(prompt.id, why, began)
             return group
         if not group.refused:
+            score_retries += 1
             await asyncio.sleep(_PAUSE_SECONDS * 2**attempt * faults.patience)
         attempt += 1
-        on_retry(prompt.id)
+        on_retry(group)
 
 
 def _only_failure(group: Group, status: Status) -> str:

@@ -1,4 +1,4 @@
-"""Reward function of the user: ``(prompt, completion, row) -> float | dict``, sync or async.
+"""Reward function of the user: ``(prompt, completion, row) -> float | dict`` or verl's form, sync or async.
 
 It is called in the scorer process only, which has a deadline for each answer, a memory limit, and no environment
 variables of the run but the paths. ``prompt`` is the text that was asked, or the messages that were; ``completion`` is
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.plugins import check_signature, resolve, shown, source_file, what_happened
+from titan_rl.config.plugins import resolve, shown, source_file, what_happened
 from titan_rl.config.sections.schema import JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.numbers import as_float
 from titan_rl.data.rows.public_shapes import source_of
@@ -28,6 +28,7 @@ from titan_rl.environments.rewards.answer_graders import GRADERS
 from titan_rl.environments.rewards.llm_judge import Judge, judge_config
 from titan_rl.environments.rewards.mathematics.equality import library
 from titan_rl.environments.rewards.mathematics.final_answer import is_right
+from titan_rl.environments.rewards.signatures import caller, check_reward
 
 Reward = Callable[[Any, str, dict[str, Any]], Any]
 
@@ -70,7 +71,7 @@ def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: 
     if name in GRADERS:
         return GradedTask(task, GRADERS[name])
     function = resolve(setting, name, folders)
-    check_signature(f"{setting} = {name!r}", function, ("prompt", "completion", "row"))
+    check_reward(f"{setting} = {name!r}", function)
     return RewardedTask(task, function, name)
 
 
@@ -79,7 +80,7 @@ class RewardedTask(TaskWrapper):
 
     def __init__(self, task: Task, function: Reward, name: str):
         super().__init__(task)
-        self.function, self.name = function, name
+        self.function, self.name, self._call = function, name, caller(function)
         self._loop = asyncio.Runner()
         """Kept open, since an async function may keep a connection from one call to the next."""
 
@@ -87,7 +88,7 @@ class RewardedTask(TaskWrapper):
         """Score the last answer. Errors: UserCodeError if the function raises or gives anything but finite numbers."""
         row = self.task.row(prompt)
         try:
-            value = self.function(prompt.entry.get("messages") or prompt.text, answers[-1], row)
+            value = self._call(prompt, answers[-1], row)
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
         except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name

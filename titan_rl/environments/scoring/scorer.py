@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.plugins import check_signature, resolve
+from titan_rl.config.plugins import resolve
 from titan_rl.config.sections.schema import ANSWER_REWARDS, JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.score import Score
@@ -22,6 +22,7 @@ from titan_rl.environments.interfaces.task import Task, UserCodeError
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rewards.functions import in_turns
 from titan_rl.environments.rewards.llm_judge import key_variables
+from titan_rl.environments.rewards.signatures import check_reward
 from titan_rl.environments.rollout.suites import is_of_suite, make_all, tasks_of
 from titan_rl.environments.scoring.scoring_process import Answer, ScoringProcess, serve
 
@@ -116,7 +117,7 @@ def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
             f"{setting} is the reward itself: name a function that nothing is trained on, or leave it out"
         )
     if grader not in (OWN_SCORE, JUDGE, *ANSWER_REWARDS):
-        check_signature(setting, resolve("eval.grader", grader, folders), ("prompt", "completion", "row"))
+        check_reward(setting, resolve("eval.grader", grader, folders))
     try:
         make_task(graded_task(task, grader), folders).prompt("check", 0, 0)
     except ConfigError as error:

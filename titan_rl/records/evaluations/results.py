@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from titan_rl.records.evaluations.estimators import Estimate, estimate, majority_at, pass_at
+from titan_rl.records.statistics import timed_out
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,14 @@ class SuiteResult:
         if self.questions:
             record[f"{prefix}/truncated"] = self.share(lambda answer: answer.status == "truncated")
             record[f"{prefix}/response_length"] = self.share(lambda answer: answer.num_tokens)
+        if self.num_timeouts:
+            record[f"{prefix}/timeouts"] = float(self.num_timeouts)
         return record | ({f"{prefix}/unscored": float(len(self.unscored))} if self.unscored else {})
+
+    @property
+    def num_timeouts(self) -> int:
+        """Answers whose score took too long."""
+        return sum(answer.status == "timeout" for question in self.questions for answer in question.answers)
 
     def share(self, of: Callable[[Answer], float]) -> float:
         """Mean over all answers."""
@@ -97,6 +105,8 @@ class SuiteResult:
     def __str__(self) -> str:
         words = [f"{name} {e.value:.1%} ({e.low:.1%} to {e.high:.1%})" for name, e in self.estimates.items()]
         notes = [f"{len(self.unscored)} more could not be scored, {self.first_failure}"] if self.unscored else []
+        if self.num_timeouts:
+            notes.append(f"of the answers {timed_out(self.num_timeouts, len(self.questions) * self.num_samples)}")
         notes += [f"{self.left_out} rows left out"] if self.left_out else []
         scored = f"{self.name}: {', '.join(words) or 'nothing scored'}, {len(self.questions)} questions"
         return "; ".join([scored, *notes])

@@ -22,6 +22,8 @@ def _rows(result: SuiteResult) -> Iterable[tuple[str, ...]]:
         metrics = result.metrics
         yield result.name, count, "truncated", f"{metrics[f'eval/{result.name}/truncated']:.1%}", ""
         yield result.name, count, "tokens an answer", f"{metrics[f'eval/{result.name}/response_length']:.1f}", ""
+    if result.num_timeouts:
+        yield result.name, count, "timeouts, as wrong", str(result.num_timeouts), ""
     if result.unscored:
         yield result.name, count, "not scored", str(len(result.unscored)), ""
     if result.left_out:

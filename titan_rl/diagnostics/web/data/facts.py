@@ -84,6 +84,9 @@ def faults_of(events: Iterable[dict[str, Any]]) -> list[Fault]:
             case "score_failed":
                 what = f"{event.get('prompt')} sample {event.get('sample')} was not scored"
                 faults.append(Fault(event["time"], what, str(event.get("why", "")), "not trained on"))
+            case "score_retried":
+                what = f"{event.get('samples')} samples of {event.get('prompt')} were not scored"
+                faults.append(Fault(event["time"], what, str(event.get("why", "")), "its prompt was sampled again"))
             case "poison":
                 what = f"{event.get('prompt')} was given up after {event.get('faults')} faults"
                 faults.append(Fault(event["time"], what, str(event.get("why", "")), "discarded"))
