@@ -66,7 +66,7 @@ def _open(config: Config, config_file: str | None, resume: bool, ranks: "OtherRa
     with Terminal().status("loading libraries"):  # seconds, in which a terminal must not stay empty
         from titan_rl.controller.session import Session
     try:
-        return Session.open(config, config_file, resume=resume, ranks=ranks)
+        return Session.open(config, config_file, resume=resume, ranks=ranks, leave_complete=ranks is None)
     except Exception as error:  # SQLite's and Arrow's, too, mean a full disk
         if not is_full(error):
             raise
