@@ -1,4 +1,4 @@
-"""What ends a command with one line: a user's mistake, a fault whose message is complete, a run with nothing to do."""
+"""Errors that end a command with one line: a mistake, a named fault, a complete run."""
 
 from collections.abc import Sequence
 
