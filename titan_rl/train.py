@@ -77,7 +77,7 @@ def _open(config: Config, command: TrainCommand, resume: bool, ranks: "OtherRank
     with Terminal().status("loading libraries"):  # seconds, in which a terminal must not stay empty
         from titan_rl.controller.session import Session
     try:
-        return Session.open(config, command, resume=resume, ranks=ranks)
+        return Session.open(config, command, resume=resume, ranks=ranks, leave_complete=ranks is None)
     except Exception as error:  # SQLite's and Arrow's, too, mean a full disk
         if not is_full(error):
             raise

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from titan_rl.config.command_line import TrainCommand
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.console.end_summary import stopping
 from titan_rl.controller.loop.shutdown import Shutdown, Stopped, StopRequest
@@ -282,7 +283,9 @@ def test_a_stop_right_after_a_checkpoint_leaves_the_model_alone():
 
 
 def test_who_asks_to_stop_is_not_told_of_what_is_not_saved_yet():
-    assert "is saved;" in (line := stopping(RunDir(Path("run")), "a.toml")) and "which is saved" not in line
+    assert (
+        "is saved;" in (line := stopping(RunDir(Path("run")), TrainCommand("a.toml"))) and "which is saved" not in line
+    )
 
 
 def test_recorded_steps_that_are_trained_again_end_between_two(monkeypatch):

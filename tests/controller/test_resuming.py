@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from titan_rl.controller.initial_policy import keep_policy
 from titan_rl.controller.preflight import recorded_config
 from titan_rl.controller.preflight import resume as resuming
 from titan_rl.controller.preflight.checks import resolve, with_dataset
-from titan_rl.controller.preflight.resumed_settings import learning_rates, resumed_settings
+from titan_rl.controller.preflight.resumed_settings import is_complete, learning_rates, resumed_settings
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.controller.session import Session
 from titan_rl.data.text.thinking import thinking_tags
@@ -34,7 +35,7 @@ from titan_rl.records.metrics import MetricsLog
 from titan_rl.records.run_directory import rundir
 from titan_rl.records.run_directory.rundir import RunDir, claim, new_run_dir, run_dir_to_resume
 from titan_rl.records.run_directory.sources import check_sources, find_sources, write_sources
-from titan_rl.records.run_directory.summary import Progress
+from titan_rl.records.run_directory.summary import Progress, write_summary
 from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
 
 LAST = made_run.STEPS
@@ -277,12 +278,15 @@ def decaying(tmp_path):
     return made_run.made_run(tmp_path / "decaying", checkpoint=LAST, **DECAY)
 
 
-def test_a_resume_with_the_same_settings_says_nothing(run, decaying):
-    assert told(run()) == [] and told(decaying, **DECAY) == []
+def test_a_resume_with_the_same_settings_says_no_more_than_that_all_steps_are_done(run, decaying):
+    assert told(run(1), training__steps=LAST + 1)[1:] == []
+    assert told(decaying, **DECAY) == [
+        "all 2 steps are done: the evaluation and the export follow; raise training.steps to train on"
+    ]
 
 
 def test_settings_that_are_other_ones_are_said(run):
-    [line] = told(run(), rollout__prompts_per_step=8, algorithm__clip_high=0.5, task__options__max_value=60)
+    line, _ = told(run(), rollout__prompts_per_step=8, algorithm__clip_high=0.5, task__options__max_value=60)
     assert line.startswith(f"other settings from step {LAST + 1} on: ")
     assert "rollout.prompts_per_step = 8 (was 4)" in line and "algorithm.clip_high = 0.5 (was 0.2)" in line
     assert "run.dir" not in line and "max_value" not in line
@@ -587,6 +591,30 @@ def test_a_session_refuses_before_it_changes_anything(run, capsys):
     line = capsys.readouterr().err.strip()
     assert "task.options.max_value = 99" in line and "\n" not in line
     assert run_dir.config.read_text() == before
+
+
+def test_a_complete_run_is_left_alone_and_one_that_is_not_goes_on(run, capsys):
+    """Without its export, with a fault at its end, begun again since, or under other settings it is not complete."""
+    run_dir = run()
+    arguments = ["--run.dir", str(run_dir.root), "--resume", *overrides(training__steps=LAST)]
+
+    def is_left_alone() -> bool:
+        return is_complete(run_dir, resolve(made_run.config_of(run_dir.root)))
+
+    assert not is_left_alone()
+    run_dir.model.mkdir()
+    (run_dir.model / "config.json").write_text("{}")
+    write_summary(run_dir, Progress(LAST, step=LAST), "OSError: no room", {})
+    assert not is_left_alone()
+    write_summary(run_dir, Progress(LAST, step=LAST), "completed", {})
+    before = {path: path.stat().st_mtime_ns for path in run_dir.root.rglob("*")}
+    assert is_left_alone() and train.main(arguments) == 0
+    assert capsys.readouterr().out == f"all 2 steps of {run_dir.root} are done: raise training.steps to train on\n"
+    assert {path: path.stat().st_mtime_ns for path in run_dir.root.rglob("*")} == before
+    assert not is_complete(run_dir, resolve(made_run.config_of(run_dir.root, eval__prompts=9)))
+    assert not is_complete(run_dir, resolve(made_run.config_of(run_dir.root, training__steps=LAST + 1)))
+    os.utime(run_dir.config)  # begun again, and killed
+    assert not is_left_alone()
 
 
 def test_a_session_records_what_it_was_begun_with(tmp_path):

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from titan_rl.config.errors import ConfigError, NamedFault
+from titan_rl.config.errors import AlreadyComplete, ConfigError, NamedFault
 from titan_rl.config.io.printable import printable, say
 from titan_rl.config.load import is_override, join_overrides, nearest_setting, override_arguments, parse_overrides
 from titan_rl.config.torchrun import World, number_of, refusal, report_to_torchrun, world_of
@@ -121,6 +121,9 @@ def answer(command: Callable[[list[str]], int], arguments: list[str] | None = No
         if world is not None:
             report_to_torchrun(world, lines)
         return EXIT_USER
+    except AlreadyComplete as complete:
+        say(str(complete), sys.stdout)
+        return EXIT_OK
     except NamedFault as fault:
         say(f"titan-rl: {_one_line(str(fault))}", sys.stderr)
         return EXIT_FAULT

@@ -1,4 +1,4 @@
-"""Errors that are told in one line: a user's mistake, and a fault whose message is complete."""
+"""Errors that end a command with one line: a mistake, a named fault, a complete run."""
 
 from collections.abc import Sequence
 
@@ -26,6 +26,10 @@ class ConfigErrors(ConfigError):
 
 class NamedFault(RuntimeError):
     """Fault whose message names the cause, such as an exception of a user's reward: exit code 1, no traceback."""
+
+
+class AlreadyComplete(Exception):
+    """Run to resume that has ended as planned: one line, exit code 0, nothing started."""
 
 
 def raise_findings(findings: Sequence[str]) -> None:

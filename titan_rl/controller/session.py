@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from titan_rl.config.command_line import TrainCommand, check_started_once
-from titan_rl.config.errors import NamedFault
+from titan_rl.config.errors import AlreadyComplete, NamedFault
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.console.display import Display
 from titan_rl.controller.console.end_summary import end_summary, stopping
@@ -43,7 +43,7 @@ from titan_rl.controller.preflight.engine_checks import kernel_notices
 from titan_rl.controller.preflight.host_checks import on_hosts
 from titan_rl.controller.preflight.ineffective_settings import zero_learning_rates
 from titan_rl.controller.preflight.resume import check_resumable, limits_of
-from titan_rl.controller.preflight.resumed_settings import resumed_settings
+from titan_rl.controller.preflight.resumed_settings import is_complete, resumed_settings
 from titan_rl.controller.preflight.setting_changes import with_changes
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
@@ -67,7 +67,7 @@ from titan_rl.records.run_directory.events import EventLog
 from titan_rl.records.run_directory.path_checks import check_no_modules
 from titan_rl.records.run_directory.rundir import RunDir, claim, new_run_dir, run_dir_to_resume
 from titan_rl.records.run_directory.sources import check_sources, find_sources, write_sources
-from titan_rl.records.run_directory.summary import Progress, write_summary
+from titan_rl.records.run_directory.summary import COMPLETED, Progress, write_summary
 from titan_rl.records.statistics import Proportion
 from titan_rl.records.steps.skipped_rows import SkippedRows
 from titan_rl.records.trackers import Trackers
@@ -112,11 +112,13 @@ class Session:
         *,
         resume: bool = False,
         ranks: OtherRanks | None = None,
+        leave_complete: bool = False,
     ) -> "Session":
         """Check everything and take the run directory. Errors: ConfigError, with nothing started and nothing made.
 
         ``command``: its TOML names the run directory if ``run.dir`` does not. ``ranks``: torchrun's other processes,
-        which become its hosts. Await it to start it.
+        which become its hosts. ``leave_complete``: AlreadyComplete instead of a run that would only be evaluated again.
+        Await it to start it.
         """
         check_started_once(os.environ)
         name = command.config_file if command else None
@@ -131,6 +133,9 @@ class Session:
             check_no_modules(run_dir.root)
             earlier = check_resumable(run_dir, checked)
             check_sources(run_dir, sources)
+            if leave_complete and is_complete(run_dir, checked):
+                steps = checked.titan.training.steps
+                raise AlreadyComplete(f"all {steps} steps of {run_dir.root} are done: raise training.steps to train on")
             messages = [*messages, *resumed_settings(run_dir, checked)]
         if not resume and not config.run.dir:
             run_dir = claim(run_dir)
@@ -275,7 +280,7 @@ class Session:
 
         ``error``: what ended the run, if it is no end as planned. ``why``: that, in words.
         """
-        why = why or (one_line(error) if error else "completed" if self._is_finished else "closed")
+        why = why or (one_line(error) if error else COMPLETED if self._is_finished else "closed")
         try:
             if isinstance(error, Lost):
                 self.log("nothing more can be saved; --resume goes on")

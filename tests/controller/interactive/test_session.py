@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import running
 
+from titan_rl.config.command_line import TrainCommand
 from titan_rl.config.load import load_config, parse_overrides
 from titan_rl.controller.loop.shutdown import Stopped, StopRequest
 from titan_rl.controller.session import Session
@@ -77,7 +78,7 @@ def test_a_second_stop_ends_a_session_unsaved_and_in_order(is_asked_before):
     nothing = SimpleNamespace(close=lambda: None, close_table=lambda: None)
     session._controller, session._is_finished, session._end = SimpleNamespace(rescue=rescue), False, end
     session.display = session._exits = nothing
-    session.run_dir, session.config_file, session.log = RunDir(Path("run")), "a.toml", happened.append
+    session.run_dir, session.command, session.log = RunDir(Path("run")), TrainCommand("a.toml"), happened.append
     session.run_dir.close, session.progress = nothing.close, Progress(steps_asked=5)
     asyncio.run(close())
     assert happened[0] == "stopped by the user at once" and f"{happened[0]}: 3 of 5 steps" in happened[1]

@@ -85,7 +85,7 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
         raise ConfigError(f"{run_dir.root} is in use by another process: wait for it, or give another --run.dir")
     config, settings = checked.config, flat(checked.as_dict())
     recorded_settings = read_settings(run_dir.config)
-    checkpoint = _checkpoint(run_dir, config)
+    checkpoint = newest_checkpoint(run_dir, config)
     start = checkpoint or 0
     on_data = checked.dataset is not None
     trained = start if on_data else _trained(run_dir, start)  # what it learns from is drawn again
@@ -112,7 +112,7 @@ def _folder(run_dir: RunDir, config: Config) -> CheckpointFolder:
     return CheckpointFolder.of(run_dir, config.checkpoint.keep_latest_k, config.checkpoint.store)
 
 
-def _checkpoint(run_dir: RunDir, config: Config) -> int | None:
+def newest_checkpoint(run_dir: RunDir, config: Config) -> int | None:
     """The step of the newest complete one."""
     newest = _folder(run_dir, config).newest_complete()
     if newest is None:

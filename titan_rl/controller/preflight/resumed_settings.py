@@ -7,14 +7,16 @@ from typing import Any
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.load import ConfigError, Settings, flat, load_config, read_resolved
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.checks import Checked
-from titan_rl.controller.preflight.resume import changes
+from titan_rl.controller.preflight.resume import changes, newest_checkpoint
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.audit import read
 from titan_rl.records.ledger.ledger import last_trained_step
 from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.run_directory.summary import COMPLETED
 from titan_rl.trainer.model.optimizer import build_optimizer
 from titan_rl.trainer.roles.names import LEARNED
 from titan_rl.trainer.titan_config import TitanConfig, adamw, build_titan, learned_titan
@@ -30,7 +32,30 @@ def resumed_settings(run_dir: RunDir, checked: Checked) -> list[str]:
     """Lines for people, before the run's record is written anew. The run must be resumable (resume.py)."""
     recorded = read_resolved(run_dir.config)
     old, settings, step = flat(recorded), flat(checked.as_dict()), _last_step(run_dir, checked)
-    return [*_changed(old, settings, step), *_jumps(recorded, checked, step)]
+    return [*_changed(old, settings, step), *_jumps(recorded, checked, step), *_all_done(checked, step)]
+
+
+def is_complete(run_dir: RunDir, checked: Checked) -> bool:
+    """Whether the run has ended as planned under these settings: trained, evaluated, saved and exported."""
+    steps = checked.titan.training.steps
+    try:
+        summary = read_json(run_dir.summary)
+        is_newest = run_dir.summary.stat().st_mtime_ns > run_dir.config.stat().st_mtime_ns  # of its last start
+        is_exported = (run_dir.model / "config.json").is_file()
+        has_ended = (summary["why_ended"], summary["steps_done"], summary["steps_asked"]) == (COMPLETED, steps, steps)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    if not (has_ended and is_newest and is_exported):
+        return False
+    old, settings = flat(read_resolved(run_dir.config)), flat(checked.as_dict())
+    return not _changed(old, settings, steps) and newest_checkpoint(run_dir, checked.config) == steps
+
+
+def _all_done(checked: Checked, step: int) -> list[str]:
+    steps = checked.titan.training.steps
+    if step < steps:
+        return []
+    return [f"all {steps} steps are done: the evaluation and the export follow; raise training.steps to train on"]
 
 
 def _last_step(run_dir: RunDir, checked: Checked) -> int:

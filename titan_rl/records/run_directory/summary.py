@@ -11,6 +11,9 @@ from titan_rl.records.metrics import read_metrics
 from titan_rl.records.run_directory.rundir import RunDir, package_versions
 from titan_rl.records.statistics import Proportion
 
+COMPLETED = "completed"
+"""Why a run ended that did all that was asked."""
+
 
 @dataclass
 class Progress:
