@@ -13,7 +13,7 @@ from titan_rl.controller.preflight.checks import Checked, check_room, tokenizer_
 from titan_rl.controller.preflight.data_checks import overlap_notice
 from titan_rl.data.rows.file_sources import locate_sources
 from titan_rl.environments.rollout.group import encode_prompt
-from titan_rl.environments.rollout.prompt_checks import training_prompts
+from titan_rl.environments.rollout.prompt_checks import place, training_prompts
 
 _MOST = 512
 """Prompts that are looked at."""
@@ -38,10 +38,12 @@ def measure_data(checked: Checked) -> DataLengths:
     if why := next(_hindrances(checked), ""):
         return DataLengths(f"{what}: not looked at, {why}")
     dataset = with_dataset(checked).dataset if checked.config.data.file else None
-    lengths = _prompts(checked) if dataset is None else [example.num_tokens for example in dataset.train]
+    if dataset is None:
+        check_room(checked, prompts := _prompts(checked))
+        lengths = [length for _, length in prompts]
+    else:
+        lengths = [example.num_tokens for example in dataset.train]
     longest, mean = max(lengths), sum(lengths) / len(lengths)
-    if not checked.config.data.file:
-        check_room(checked, longest)
     line = f"{what}: {mean:.0f} tokens on average, {longest} at most, of {len(lengths)} looked at"
     return DataLengths("; ".join([line, *overlap_notice(checked.task, dataset)]), mean, longest)
 
@@ -77,7 +79,8 @@ def _is_here(files: Any, folders: Sequence[str]) -> bool:
     )
 
 
-def _prompts(checked: Checked) -> list[int]:
+def _prompts(checked: Checked) -> list[tuple[str, int]]:
+    """Places and tokens of the first prompts."""
     tokenizer, task = tokenizer_of(checked.config), checked.task
     prompts = islice(training_prompts(task, checked.config.run.seed, count=_MOST), _MOST)
-    return [len(encode_prompt(task, tokenizer, prompt)) for prompt in prompts]
+    return [(place(prompt), len(encode_prompt(task, tokenizer, prompt))) for prompt in prompts]
