@@ -2,17 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_models import TEMPLATE
 from tree import CONFIGS
 
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.sections.schema import OUR_SECTIONS
+from titan_rl.config.sections.schema import OUR_SECTIONS, Config, ModelConfig, TaskConfig
 from titan_rl.controller.preflight.checks import Checked, check_together, resolve
-from titan_rl.controller.preflight.data_checks import _check_chat
+from titan_rl.controller.preflight.data_checks import _check_chat, template_notice
 from titan_rl.controller.preflight.ineffective_settings import check_read, zero_learning_rates
+from titan_rl.environments.registry import make_task
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.trainer.titan_config import build_titan
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -374,6 +378,22 @@ def test_a_learning_rate_of_nothing_is_said_and_taken(tables, said):
     checked = resolve(load_config(None, tables), on_cpu=True)
     lines = zero_learning_rates(checked.config, checked.algorithm, checked.titan)
     assert len(lines) == len(said) and all(line.startswith(words) for line, words in zip(lines, said, strict=True))
+
+
+def test_a_chat_model_that_is_asked_without_its_template_is_told(tmp_path):
+    def lines(path: Path, **task: Any) -> list[str]:
+        config = Config(task=TaskConfig(**{"name": "gcd"} | task), model=ModelConfig(path=str(path)))
+        return template_notice(config, make_task(config.task, []))
+
+    for name in ("base", "chat"):
+        tokenizer = character_tokenizer()
+        tokenizer.chat_template = TEMPLATE if name == "chat" else None
+        tokenizer.save_pretrained(tmp_path / name)
+    [line] = lines(tmp_path / "chat")
+    assert line.startswith("task.style = 'compact': the model has a chat template and is asked without it")
+    mixed = {"sums": {"name": "gcd", "style": "chat"}, "lcm": {}}
+    assert lines(tmp_path / "chat", name="mixture", options=mixed) == [line]
+    assert not lines(tmp_path / "chat", style="chat") and not lines(tmp_path / "base") and not lines(Path("tiny"))
 
 
 def test_settings_of_chats_that_no_row_of_data_reads_are_refused():

@@ -238,6 +238,15 @@ def test_answers_to_one_question_alone_are_no_labels_to_learn_from(tmp_path):
 # files
 
 
+def test_training_rows_that_a_held_out_row_asks_too_are_counted(tmp_path):
+    write(tmp_path, [{"prompt": f"{n}+1=", "completion": "3"} for n in range(9)], "data.jsonl")
+    write(tmp_path, [{"prompt": f" {n}+1= ", "completion": "3"} for n in range(7, 12)], "held_out.jsonl")
+    settings = DataConfig(file="data.jsonl", held_out_file="held_out.jsonl")
+    rows = read_files(settings, "demonstrations", [str(tmp_path)])
+    dataset = make_dataset(rows, settings, character_tokenizer(), row_tokens=64, sample_tokens=64, max_held_out=9)
+    assert (len(dataset.train), len(dataset.held_out), dataset.num_overlapping) == (7, 5, 2)
+
+
 def test_parquet_and_directories_of_datasets_are_read_like_json_lines(tmp_path):
     import datasets
 

@@ -138,10 +138,15 @@ def test_prompts_are_looked_at_where_they_are_here(tmp_path, capsys, models):
     plan = json.loads(told(capsys, *run, "--json"))["data"]
     assert 10 <= plan["mean_tokens"] <= plan["longest_tokens"] <= 110
     assert "tokens on average" in told(capsys, *run)
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    options = json.dumps({"file": str(file), "held_out_file": str(held_out)})
+    assert "; 2 training rows are left out: held-out rows ask the same" in told(capsys, *run, "--task.options", options)
     rows[3]["question"] = "1" * 402
     rows[4]["question"] = "2" * 402
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "positions, which leaves 253 tokens for prompts, but they have up to 402" in refused(capsys, *run)
+    said = refused(capsys, *run)
+    assert "leaves 253 tokens for prompts, but they have up to 402 (questions.jsonl line 4; 1 of 8 is too long)" in said
     file.unlink()
     assert f"prompts: not looked at, as task.options.file = '{file}' is not here" in told(capsys, *run)
     beside = tmp_path / "questions.csv"

@@ -12,6 +12,7 @@ from mistakes import assert_one_line
 from row_tasks import mistake, rows_task, sums, texts, write
 
 from titan_rl.config.load import ConfigError
+from titan_rl.controller.preflight.data_checks import overlap_notice
 from titan_rl.data.rows.splits import key
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts, sft_stream
 from titan_rl.environments.rollout.demonstrations import demonstrate
@@ -61,6 +62,8 @@ def test_rows_with_the_words_of_a_held_out_row_are_never_trained_on(tmp_path):
     )
     task = rows_task(tmp_path, held_out_file="held.jsonl", style="chat")
     assert task.size == (30, 20)
+    assert overlap_notice(task, None) == ["20 training rows are left out: held-out rows ask the same"]
+    assert overlap_notice(rows_task(tmp_path, style="chat"), None) == [], "a share of the rows is on one side alone"
     trained = {key(text) for text in texts(islice(PromptStream(task, 1), 90))}
     assert trained == {f"what is {n} ?" for n in range(20, 50)}
     assert all(task.is_held_out(prompt) for prompt in held_out_prompts(task, 100))
@@ -222,13 +225,18 @@ def test_a_worked_example_that_fits_into_no_row_is_named_before_anything_starts(
             2048,
             "model.path = 'tiny' has 256 positions, which leaves 240 tokens for prompts, but they have up to",
         ),
-        ("tiny", 128, "training.seq_len = 128 leaves 112 tokens for prompts, but they have up to 402: raise it"),
+        (
+            "tiny",
+            128,
+            "training.seq_len = 128 leaves 112 tokens for prompts, but they have up to 402 (questions.jsonl line 5; "
+            "1 of 8 is too long): raise it",
+        ),
         ("directory", 2048, "has 256 positions, which leaves 240 tokens for prompts, but they have up to 402"),
     ],
 )
 def test_questions_that_do_not_fit_are_told_before_anything_starts(tmp_path, model, seq_len, said):
     """With the tiny model, too, which is no directory yet."""
-    write(tmp_path, [{"question": f"{n}" * 402, "answer": n} for n in range(8)])
+    write(tmp_path, [{"question": f"{n}" * (402 if n == 4 else 9), "answer": n} for n in range(8)])
     if model == "directory":
         make_tiny(tmp_path / "model", seed=1)
     tables = {

@@ -10,9 +10,10 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import MADE, TASKS_OF_FILES, TASKS_OF_OTHERS
 from titan_rl.controller.preflight.checks import Checked, check_room, tokenizer_of, with_dataset
+from titan_rl.controller.preflight.data_checks import overlap_notice
 from titan_rl.data.rows.file_sources import locate_sources
 from titan_rl.environments.rollout.group import encode_prompt
-from titan_rl.environments.rollout.prompt_checks import training_prompts
+from titan_rl.environments.rollout.prompt_checks import place, training_prompts
 
 _MOST = 512
 """Prompts that are looked at."""
@@ -36,13 +37,15 @@ def measure_data(checked: Checked) -> DataLengths:
     what = "rows of data.file" if checked.config.data.file else "prompts"
     if why := next(_hindrances(checked), ""):
         return DataLengths(f"{what}: not looked at, {why}")
-    lengths = _rows(checked) if checked.config.data.file else _prompts(checked)
+    dataset = with_dataset(checked).dataset if checked.config.data.file else None
+    if dataset is None:
+        check_room(checked, prompts := _prompts(checked))
+        lengths = [length for _, length in prompts]
+    else:
+        lengths = [example.num_tokens for example in dataset.train]
     longest, mean = max(lengths), sum(lengths) / len(lengths)
-    if not checked.config.data.file:
-        check_room(checked, longest)
-    return DataLengths(
-        f"{what}: {mean:.0f} tokens on average, {longest} at most, of {len(lengths)} looked at", mean, longest
-    )
+    line = f"{what}: {mean:.0f} tokens on average, {longest} at most, of {len(lengths)} looked at"
+    return DataLengths("; ".join([line, *overlap_notice(checked.task, dataset)]), mean, longest)
 
 
 def _hindrances(checked: Checked) -> Iterator[str]:
@@ -76,13 +79,8 @@ def _is_here(files: Any, folders: Sequence[str]) -> bool:
     )
 
 
-def _prompts(checked: Checked) -> list[int]:
+def _prompts(checked: Checked) -> list[tuple[str, int]]:
+    """Places and tokens of the first prompts."""
     tokenizer, task = tokenizer_of(checked.config), checked.task
     prompts = islice(training_prompts(task, checked.config.run.seed, count=_MOST), _MOST)
-    return [len(encode_prompt(task, tokenizer, prompt)) for prompt in prompts]
-
-
-def _rows(checked: Checked) -> list[int]:
-    dataset = with_dataset(checked).dataset
-    assert dataset is not None, "it was just read"
-    return [example.num_tokens for example in dataset.train]
+    return [(place(prompt), len(encode_prompt(task, tokenizer, prompt))) for prompt in prompts]

@@ -1,6 +1,6 @@
 """Everything that a run can be refused for, checked before any process starts. Needs torch, so it follows the TOML."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -50,6 +50,7 @@ from titan_rl.environments.rollout.prompt_checks import (
     check_demonstrations,
     check_seats,
     encode_checked,
+    place,
     training_prompts,
 )
 from titan_rl.environments.rollout.suites import Suite, errors_under, tasks_of
@@ -221,7 +222,7 @@ def stops_of(config: Config) -> list[int]:
 def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, training: list[Prompt]) -> None:
     """Errors: ConfigError for prompts that are too long, that become tokens which the model has no row for, or with
     which a budget for thinking leaves none, or has no effect."""
-    longest, largest = 0, 0
+    lengths, largest = [], 0
     if checked.config.sft.steps:
         eos = tokenizer.eos_token_id
         end = eos if isinstance(eos, int) else end_of_answer(tokenizer)
@@ -232,11 +233,12 @@ def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, training
     for budget, prompts in zip(budgets, (training, checked.held_out), strict=True):
         for prompt in prompts:
             tokens = encode_checked(checked.task, tokenizer, prompt)
-            longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
+            lengths.append((place(prompt), len(tokens)))
+            largest = max(largest, int(tokens.max(initial=0)))
             thinking[budget].add(prompt, tokens)
     for each in thinking.values():
         each.check_effect()
-    check_room(checked, longest)
+    check_room(checked, lengths)
     _check_ids(checked, largest)
 
 
@@ -246,13 +248,16 @@ def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
     return set_text(character_tokenizer(), settings_of(config)) if path == "tiny" else load_tokenizer(path, config)
 
 
-def check_room(checked: Checked, longest: int) -> None:
-    """Errors: ConfigError for prompts of so many tokens that leave no room for an answer."""
+def check_room(checked: Checked, lengths: Sequence[tuple[str, int]]) -> None:
+    """``lengths``: places of prompts, and their tokens. Errors: ConfigError if one leaves no room for an answer."""
     seq_len, positions = checked.titan.training.seq_len, num_positions(read_config(checked))
     room = min(seq_len, positions) - checked.config.rollout.max_new_tokens
+    where, longest = max(lengths, key=lambda each: each[1])
     if longest <= room:
         return
-    room_words = f"leaves {room} tokens for prompts, but they have up to {longest}"
+    count = sum(length > room for _, length in lengths)
+    too_long = f"{where}; {count} of {len(lengths)} {'is' if count == 1 else 'are'} too long"
+    room_words = f"leaves {room} tokens for prompts, but they have up to {longest} ({too_long})"
     if positions < seq_len:
         raise ConfigError(
             f"model.path = {checked.config.model.path!r} has {positions} positions, which {room_words}: take a model "
@@ -260,7 +265,7 @@ def check_room(checked: Checked, longest: int) -> None:
         )
     raise ConfigError(
         f"training.seq_len = {seq_len} {room_words}: raise it (the model's {positions} positions are the limit), or "
-        f"ask for less in task.options"
+        f"ask for less in task.options, or in the rows"
     )
 
 

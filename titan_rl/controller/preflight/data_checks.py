@@ -6,13 +6,15 @@ from transformers import PreTrainedTokenizerBase
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
-from titan_rl.config.sections.schema import MADE, ChatTemplateConfig, Config
+from titan_rl.config.mixture import all_tasks
+from titan_rl.config.sections.schema import MADE, MIXTURE, ChatTemplateConfig, Config
 from titan_rl.config.sections.suites import have_chats
 from titan_rl.data.rows.datasets import Dataset, FileRows, check_format, make_dataset, read_files
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
-from titan_rl.environments.interfaces.task import Task
-from titan_rl.environments.rollout.prompt_checks import encode_checked
+from titan_rl.data.text.tokenizer import load_tokenizer
+from titan_rl.environments.interfaces.task import Task, parts_of
+from titan_rl.environments.rollout.prompt_checks import encode_checked, training_prompts
 from titan_rl.environments.rollout.suites import Suite, make_suites
 from titan_rl.environments.rollout.synthetic_data import synthetic_rows
 
@@ -33,6 +35,34 @@ def check_settings(config: Config, algorithm: Algorithm) -> None:
             f"data.examples_per_step = 1: with {setting} a row's question is measured with another row's answer: set 2 "
             f"or more"
         )
+
+
+def overlap_notice(task: Task, dataset: Dataset | None) -> list[str]:
+    """Line about training rows that ask what a held-out row asks; none without such. Errors: ConfigError."""
+    count = sum(part.num_overlapping for part in parts_of(task)) if dataset is None else dataset.num_overlapping
+    rows = f"{count} training rows are" if count > 1 else "1 training row is"
+    return [f"{rows} left out: held-out rows ask the same"] if count else []
+
+
+def template_notice(config: Config, task: Task) -> list[str]:
+    """Line about a chat model that is asked without its template; none otherwise. Errors: ConfigError."""
+    path, settings = config.model.path, all_tasks(config.task).values()
+    is_compact = any(each.style == "compact" for each in settings if each.name != MIXTURE)
+    if config.data.file or path == "tiny" or not is_compact:
+        return []
+    if not any(_asks_plainly(part, config.run.seed) for part in parts_of(task)):
+        return []
+    if not getattr(load_tokenizer(path, config), "chat_template", None):
+        return []
+    return [
+        "task.style = 'compact': the model has a chat template and is asked without it; to ask with it, set "
+        "task.style = 'chat'"
+    ]
+
+
+def _asks_plainly(task: Task, seed: int) -> bool:
+    """Whether prompts of a task are text that no template is around."""
+    return not task.has_agent and isinstance(task.messages(next(training_prompts(task, seed))), str)
 
 
 def load_suites(

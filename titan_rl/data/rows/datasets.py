@@ -41,6 +41,8 @@ class Dataset:
     """Rows of either kind that were left out."""
     sources: tuple[Source, ...] = ()
     """Sources of the training rows; empty: all are of one."""
+    num_overlapping: int = 0
+    """Training rows that were left out, since a held-out one asks the same."""
 
     @cached_property
     def _order(self) -> RowOrder:
@@ -59,6 +61,8 @@ class FileRows:
     train: list[ParsedRow]
     held_out: list[ParsedRow]
     sources: tuple[Source, ...] = ()
+    num_overlapping: int = 0
+    """Of the training rows, as in a Dataset."""
 
 
 def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> FileRows:
@@ -74,7 +78,7 @@ def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> File
         split = split_by_file(rows, held_out, _SECTION)
     else:
         split = split_by_share(rows, settings.held_out_share, _SECTION)
-    return FileRows(split.train, split.held_out, tuple(sources))
+    return FileRows(split.train, split.held_out, tuple(sources), split.num_overlapping)
 
 
 def order_of(rows: Sequence[ParsedRow] | Sequence[Example], sources: Sequence[Source]) -> RowOrder:
@@ -145,7 +149,7 @@ def make_dataset(
         if not fits
     ]
     order_of(kept[0], rows.sources)
-    return Dataset(*kept, too_long=tuple(too_long), sources=rows.sources)
+    return Dataset(*kept, too_long=tuple(too_long), sources=rows.sources, num_overlapping=rows.num_overlapping)
 
 
 def _fits(example: Example, settings: DataConfig, row_tokens: int, sample_tokens: int) -> bool:

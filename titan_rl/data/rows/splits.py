@@ -6,7 +6,7 @@ A row stays on its side whatever other rows come, and no training row asks what 
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -38,6 +38,8 @@ class Split(Generic[T]):
     train: list[T]
     held_out: list[T]
     held_out_keys: frozenset[str]
+    num_overlapping: int = 0
+    """Rows that are on neither side, since a held-out one asks the same."""
 
 
 def key(text: str) -> str:
@@ -74,9 +76,10 @@ def split_by_file(rows: Sequence[T], held_out: Sequence[T], section: str) -> Spl
     return split
 
 
-def _split(rows: Iterable[T], candidates: Iterable[T], keys: frozenset[str]) -> Split[T]:
+def _split(rows: Sequence[T], candidates: Sequence[T], keys: frozenset[str]) -> Split[T]:
     train = [row for row in rows if key(row.text) not in keys]
-    return Split(train, [row for row in candidates if key(row.text) in keys], keys)
+    held_out = [row for row in candidates if key(row.text) in keys]
+    return Split(train, held_out, keys, 0 if rows is candidates else len(rows) - len(train))
 
 
 @lru_cache(maxsize=8)

@@ -56,6 +56,11 @@ class Task:
         """Numbers of prompts; None: endless. The stream ``held_out`` of a finite task has ``size.held_out`` prompts."""
         return None
 
+    @property
+    def num_overlapping(self) -> int:
+        """Training rows that were left out, since a held-out one asks the same."""
+        return 0
+
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         """Prompt number ``index``, with the id ``f"{stream}/{index:07d}"``."""
         raise NotImplementedError
@@ -144,6 +149,10 @@ class TaskWrapper(Task):
     @cached_property
     def size(self) -> Size | None:
         return self.task.size
+
+    @property
+    def num_overlapping(self) -> int:
+        return self.task.num_overlapping
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         return self.task.prompt(stream, seed, index)

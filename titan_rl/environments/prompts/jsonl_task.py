@@ -83,6 +83,10 @@ class ListedTask(Task):
     def size(self) -> Size:
         return Size(len(self._split.train), len(self._split.held_out))
 
+    @property
+    def num_overlapping(self) -> int:
+        return self._split.num_overlapping
+
     @cached_property
     def _order(self) -> RowOrder:
         """Order of training rows."""
