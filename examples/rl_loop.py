@@ -20,7 +20,8 @@ import torch.distributed as dist
 from transformers import AutoTokenizer
 
 from titan_rl.algorithms.batches.batching import sft_batches, step_batches
-from titan_rl.config.load import load_config, parse_overrides
+from titan_rl.config.io.overrides import parse_overrides
+from titan_rl.config.load import load_config
 from titan_rl.controller.preflight.checks import resolve
 from titan_rl.data.types import Completion, Group, Prompt, Segment
 from titan_rl.environments.conversation.episode import Episode

@@ -11,14 +11,8 @@ import tomli
 from tree import CONFIGS
 
 from titan_rl.algorithms.registry import make_algorithm
-from titan_rl.config.load import (
-    ConfigError,
-    as_dict,
-    load_config,
-    load_resolved,
-    override_arguments,
-    parse_overrides,
-)
+from titan_rl.config.io.overrides import override_arguments, parse_overrides
+from titan_rl.config.load import ConfigError, as_dict, load_config, load_resolved
 from titan_rl.config.sections.schema import OUR_SECTIONS, Config
 from titan_rl.controller.preflight.checks import check_model, resolve
 from titan_rl.environments.registry import make_task

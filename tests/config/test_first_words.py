@@ -10,8 +10,9 @@ import tomli
 from titan_rl.algorithms.registry import ALGORITHMS, make_algorithm
 from titan_rl.cli import main
 from titan_rl.config import other_names
+from titan_rl.config.io.overrides import parse_overrides
 from titan_rl.config.io.toml_text import toml_text
-from titan_rl.config.load import ConfigError, build_section, load_config, nearest, parse_overrides
+from titan_rl.config.load import ConfigError, build_section, load_config, nearest
 from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.controller.preflight.checks import resolve
 from titan_rl.trainer.titan_config import build_titan, titan_keys

@@ -11,7 +11,8 @@ import torch
 from mistakes import assert_one_line
 
 from titan_rl.algorithms.registry import make_algorithm
-from titan_rl.config.load import ConfigError, load_config, parse_overrides
+from titan_rl.config.io.overrides import parse_overrides
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.controller.preflight import engine_checks

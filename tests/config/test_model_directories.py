@@ -20,7 +20,8 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, Repo
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3_5ForConditionalGeneration
 from tree import TREE
 
-from titan_rl.config.load import ConfigError, load_config, parse_overrides
+from titan_rl.config.io.overrides import parse_overrides
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory import weight_checks
 from titan_rl.config.model_directory.directory import INDEX, SINGLE, belonging_files, read_object, stored_tensors
 from titan_rl.config.model_directory.tensor_names import LAYERS, expected_tensors

@@ -12,7 +12,8 @@ import running
 
 import titan_rl
 from titan_rl import cli
-from titan_rl.config.load import ConfigError, load_config, parse_overrides
+from titan_rl.config.io.overrides import parse_overrides
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.plugins import forget, reference_to, resolve
 from titan_rl.controller.preflight.checks import recheck_updates
 from titan_rl.controller.preflight.checks import resolve as resolve_config

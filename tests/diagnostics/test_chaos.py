@@ -14,7 +14,8 @@ import running
 from tree import CONFIGS, TREE
 
 from titan_rl.cli import main
-from titan_rl.config.load import ConfigError, load_config, override_arguments, parse_overrides
+from titan_rl.config.io.overrides import override_arguments, parse_overrides
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.diagnostics.chaos import report as reports
 from titan_rl.diagnostics.chaos.audit import compare_records
 from titan_rl.diagnostics.chaos.baseline import among_seeds, compare_prompts, compare_steps

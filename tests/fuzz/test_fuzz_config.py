@@ -13,16 +13,9 @@ from hypothesis import strategies as st
 from tree import TREE
 
 from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.config.io.overrides import override_arguments, parse_overrides
 from titan_rl.config.io.toml_text import toml_text
-from titan_rl.config.load import (
-    ConfigError,
-    load_config,
-    override_arguments,
-    parse_overrides,
-    read_resolved,
-    with_overrides,
-    written,
-)
+from titan_rl.config.load import ConfigError, load_config, read_resolved, with_overrides, written
 from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.controller.preflight.resume import changes, flat
 from titan_rl.environments.registry import make_task

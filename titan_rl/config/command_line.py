@@ -21,8 +21,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from titan_rl.config.errors import AlreadyComplete, ConfigError, NamedFault
+from titan_rl.config.io.overrides import is_override, join_overrides, override_arguments, parse_overrides
 from titan_rl.config.io.printable import printable, say
-from titan_rl.config.load import is_override, join_overrides, nearest_setting, override_arguments, parse_overrides
+from titan_rl.config.load import nearest_setting
 from titan_rl.config.torchrun import World, number_of, refusal, report_to_torchrun, world_of
 
 Join = Callable[[World], None]

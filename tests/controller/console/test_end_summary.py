@@ -23,7 +23,13 @@ def run_dir(tmp_path) -> RunDir:
 
 
 def said(
-    run_dir: RunDir, done: int, config_file: str | None = "my.toml", without_signal: int = 0, overrides=None, cut=None
+    run_dir: RunDir,
+    done: int,
+    config_file: str | None = "my.toml",
+    without_signal: int = 0,
+    overrides=None,
+    cut=None,
+    lost=0,
 ) -> str:
     progress = Progress(steps_asked=5)
     progress.seconds_training, progress.held_out_after = 61.0, Proportion(3, 4)
@@ -32,6 +38,7 @@ def said(
         "reward_by_step": [0.0, 0.5] * (done // 2),
         "steps_without_signal": without_signal,
         "truncated_mean": cut,
+        "samples": {"trained": 9} | ({"discarded (infra_error)": lost} if lost else {}),
     }
     return "\n".join(end_summary("completed", summary, progress, run_dir, TrainCommand(config_file, overrides or {})))
 
@@ -49,6 +56,11 @@ def test_one_that_had_nothing_to_learn_from_says_so(run_dir, without_signal, is_
     line = f"no signal in {without_signal} of 4 steps: all answers to a prompt had the same reward"
     assert (line in said(run_dir, 4, without_signal=without_signal)) == is_said
     assert ("no signal" in said(run_dir, 4, without_signal=without_signal)) == is_said
+
+
+def test_samples_without_a_score_are_told(run_dir):
+    assert "nothing was learned from: 16 discarded (infra_error); titan-rl ledger" in said(run_dir, 4, lost=16)
+    assert "nothing was learned from" not in said(run_dir, 4)
 
 
 @pytest.mark.parametrize(("cut", "is_said"), [(None, False), (0.49, False), (0.9, True)])

@@ -13,7 +13,8 @@ from made_run import GROUPS, SAMPLES, STEPS, made_run
 
 import titan_rl
 from titan_rl import cli
-from titan_rl.config.load import ConfigError, overriding, parse_overrides
+from titan_rl.config.io.overrides import overriding, parse_overrides
+from titan_rl.config.load import ConfigError
 from titan_rl.controller.interactive.custom_step import CustomStep, OrderError
 from titan_rl.controller.interactive.live import RunEnded
 from titan_rl.controller.interactive.trainer import RankError

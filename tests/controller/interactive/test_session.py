@@ -9,7 +9,8 @@ import pytest
 import running
 
 from titan_rl.config.command_line import TrainCommand
-from titan_rl.config.load import load_config, parse_overrides
+from titan_rl.config.io.overrides import parse_overrides
+from titan_rl.config.load import load_config
 from titan_rl.controller.loop.shutdown import Stopped, StopRequest
 from titan_rl.controller.session import Session
 from titan_rl.records.metrics import read_metrics
@@ -67,7 +68,9 @@ def test_a_second_stop_ends_a_session_unsaved_and_in_order(is_asked_before):
     async def end(why: str) -> dict:
         await asyncio.sleep(0)
         happened.append(why)
-        return dict(steps_done=3, steps_asked=5, reward_by_step=[], steps_without_signal=0)
+        return dict(
+            steps_done=3, steps_asked=5, reward_by_step=[], steps_without_signal=0, truncated_mean=None, samples={}
+        )
 
     async def close() -> None:
         session.stop_request = StopRequest()

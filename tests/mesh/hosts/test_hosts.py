@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from titan_rl.config.load import ConfigError, load_config, parse_overrides
+from titan_rl.config.io.overrides import parse_overrides
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.plugins import resolve as resolve_plugin
 from titan_rl.config.sections.hosts import HostsConfig, hosts_of, parse_address
 from titan_rl.controller.preflight.host_checks import check_hosts, paths_on_hosts

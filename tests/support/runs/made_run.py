@@ -10,7 +10,8 @@ import xxhash
 from running import overrides
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
-from titan_rl.config.load import load_config, parse_overrides
+from titan_rl.config.io.overrides import parse_overrides
+from titan_rl.config.load import load_config
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.checks import resolve
 from titan_rl.data.types import Group, Rollout, Turn

@@ -9,7 +9,8 @@ from typing import Any
 from chat_models import make_chat_reward_model
 from public_rows import gsm8k, math_500, verl
 
-from titan_rl.config.load import ConfigError, override_arguments
+from titan_rl.config.io.overrides import override_arguments
+from titan_rl.config.load import ConfigError
 from titan_rl.data.types import message
 from titan_rl.diagnostics.recipes.recipe import Recipe, shipped_recipes
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import warm_commands
 
-from titan_rl.config.load import load_config, parse_overrides
+from titan_rl.config.io.overrides import parse_overrides
+from titan_rl.config.load import load_config
 from titan_rl.controller.preflight.checks import resolve
 from titan_rl.diagnostics.replay.replay import Plan, replay_steps
 from titan_rl.mesh.processes.processes import MARK, running

@@ -11,6 +11,8 @@ from titan_rl.config.io.bounded_files import read_json
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import Progress
 
+_UNSCORED = ("discarded (infra_error)", "discarded (timeout)")
+"""Fates of samples, in the ledger's words, whose score could not be had."""
 _OFTEN_CUT = 0.5
 """Share of answers without an end."""
 
@@ -38,6 +40,10 @@ def end_summary(
         )
     if (cut := summary["truncated_mean"] or 0.0) >= _OFTEN_CUT:
         yield f"{cut:.0%} of the answers were cut at rollout.max_new_tokens: raise it"
+    lost = {key: summary["samples"][key] for key in _UNSCORED if summary["samples"].get(key)}
+    if lost:
+        told = " and ".join(f"{count} {key}" for key, count in lost.items())
+        yield f"samples that nothing was learned from: {told}; titan-rl ledger {run_dir.root} tells more"
     left = {"model": run_dir.model, "curves": run_dir.curves, "run": run_dir.root}
     yield "  ".join(f"{name} {path}" for name, path in left.items() if path.exists())
     if (dtype := _dtype(run_dir.model)) is not None:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.command_line import TrainCommand
-from titan_rl.config.load import ConfigError, load_config, overriding
+from titan_rl.config.io.overrides import overriding
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.shipped import find_config
 from titan_rl.controller.interactive.live import LiveSession
 from titan_rl.controller.interactive.run_view import RunView

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from titan_rl.config.load import ConfigError, overriding
+from titan_rl.config.io.overrides import overriding
+from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import forget, reference_to
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.controller.interactive.change_settings import change

@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from titan_rl.config.io.overrides import override_arguments
 from titan_rl.config.io.printable import say
-from titan_rl.config.load import ConfigError, override_arguments
+from titan_rl.config.load import ConfigError
 from titan_rl.controller.launching.request import Request, Tables, write_private
 from titan_rl.controller.preflight.host_checks import check_placed
 from titan_rl.mesh.launch.kubernetes import manifests

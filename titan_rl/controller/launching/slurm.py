@@ -7,8 +7,9 @@ drained or has failed, it goes on with its run.
 import os
 from pathlib import Path
 
+from titan_rl.config.io.overrides import override_arguments
 from titan_rl.config.io.printable import say
-from titan_rl.config.load import ConfigError, override_arguments
+from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.hosts import HostsConfig
 from titan_rl.controller.launching.request import Request, Tables
 from titan_rl.controller.preflight.checks import resolve

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from titan_rl.config.io.bounded_files import read_json
-from titan_rl.config.load import ConfigError, flat, overriding, with_overrides, written
+from titan_rl.config.io.overrides import overriding
+from titan_rl.config.load import ConfigError, flat, with_overrides, written
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.live_settings import effects_of

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.load import override_arguments
+from titan_rl.config.io.overrides import override_arguments
 from titan_rl.diagnostics.chaos.schedule import PHASES
 from titan_rl.diagnostics.chaos.targets import Members
 from titan_rl.mesh.processes.fault_injection import CHAOS_FOLDER

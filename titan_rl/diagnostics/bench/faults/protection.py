@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.load import load_config, parse_overrides
+from titan_rl.config.io.overrides import parse_overrides
+from titan_rl.config.load import load_config
 from titan_rl.controller.session import Session
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.diagnostics.bench.train_for_bench import trained

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.load import override_arguments
+from titan_rl.config.io.overrides import override_arguments
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.diagnostics.bench.learning import form_only_rewards
 from titan_rl.diagnostics.bench.learning.tomls import Outcome, train

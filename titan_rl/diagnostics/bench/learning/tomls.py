@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.load import override_arguments
+from titan_rl.config.io.overrides import override_arguments
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.records.statistics import Proportion
 
