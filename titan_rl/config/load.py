@@ -93,12 +93,14 @@ def nearest_section(name: str, table: Any = None) -> str:
     key, inner = "", table
     while isinstance(inner, dict) and len(inner) == 1:
         [(key, inner)] = inner.items()
-    if not isinstance(inner, dict) and (our_key := other_names.KEYS.get(key)):
+    sections = (*OUR_SECTIONS, *TITAN_SECTIONS)
+    is_slip = bool(difflib.get_close_matches(name, sections, n=1, cutoff=0.8))
+    if not is_slip and not isinstance(inner, dict) and (our_key := other_names.KEYS.get(key)):
         return f"here it is {our_key}"
     if why := other_names.SECTIONS_NOT_HERE.get(name):
         return f"there is none here: {why}; leave it out"
     there = other_names.SECTIONS.get(name)
-    return f"did you mean [{there}]?" if there else nearest(name, (*OUR_SECTIONS, *TITAN_SECTIONS))
+    return f"did you mean [{there}]?" if there else nearest(name, sections)
 
 
 def build_section(cls: type[T], values: dict[str, Any], section: str, also_known: Iterable[str] = ()) -> T:

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import copy
-import json
 import os
 import shlex
 import shutil
@@ -20,6 +19,7 @@ from manifest_checks import flaws
 from waiting import eventually
 
 from titan_rl.cli import main
+from titan_rl.config.io.overrides import parse_overrides
 from titan_rl.config.sections.hosts import HostsConfig
 from titan_rl.controller.launching.kubernetes import dns_name
 from titan_rl.mesh.launch.base import HostOrder, HostUnavailable, make_host_launcher
@@ -453,7 +453,7 @@ def test_pods_find_the_names_that_their_certificates_have(written):
     hosts, job = part(parts, "StatefulSet"), part(parts, "Job")["spec"]["template"]["spec"]
     script = job["containers"][0]["command"][-1]
     [name] = {word for word in shlex.split(script) if word.startswith("--hosts.options.name=")}
-    options = kubernetes_options(HostsConfig(), 3, name=json.loads(name.partition("=")[2]))
+    options = kubernetes_options(HostsConfig(), 3, **parse_overrides([name])["hosts"]["options"])
     domain = f"{hosts['spec']['serviceName']}.{hosts['metadata']['namespace']}.svc.cluster.local"
     assert options.host(2) == f"{hosts['metadata']['name']}-2.{domain}"
     assert options.controller == f"{job['hostname']}.{job['subdomain']}.default.svc.cluster.local"
