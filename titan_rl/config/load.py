@@ -371,9 +371,8 @@ def _with_directories(config: Config) -> Config:
 
 def _beside(path: str, folders: Iterable[str]) -> str:
     """A directory's path; where there is none here, that of the directory of this name in one of the folders."""
-    if Path(path).is_dir():
-        return path
-    return next((str(place) for folder in folders if (place := Path(folder, path)).is_dir()), path)
+    places = (path, *(os.path.join(folder, path) for folder in folders))
+    return next(filter(os.path.isdir, places), path)  # which a name that no file can have is no error for
 
 
 def _reward_model(settings: RewardModelConfig, folders: Iterable[str]) -> RewardModelConfig:

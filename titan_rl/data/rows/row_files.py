@@ -90,12 +90,13 @@ def _read_parquet(path: Path, name: str) -> Iterator[RawRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from titan_rl.data.storage.tables import check_table, read_table
+    from titan_rl.data.storage.tables import check_table
 
     try:
         check_table(path)
         _check_names(path, pq.read_schema(path).names)
-        table = read_table(path)
+        with pq.ParquetFile(path) as file:  # pyarrow's read_table imports pandas
+            table = file.read()
     except ConfigError:
         raise
     except (pa.ArrowException, ValueError) as error:

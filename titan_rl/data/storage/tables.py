@@ -50,22 +50,20 @@ def check_table(
                 most.check(size)
 
 
-def read_table(
-    path: Path, schema: pa.Schema | None = None, columns: Iterable[str] | None = None, **where: Any
-) -> pa.Table:
-    """Rows of a Parquet file. pyarrow's function of this name would import pandas, which takes half a second.
+def read_table(path: Path, schema: pa.Schema, columns: Iterable[str] | None = None, **where: Any) -> pa.Table:
+    """Rows of a Parquet file, as a schema says. pyarrow's function of this name imports pandas for half a second.
 
-    ``schema``: the table's, by default the file's own; columns that the file lacks are null. ``columns``: all by
-    default. ``where``: values of columns; other rows are left out. Errors: pyarrow.ArrowException; OSError.
+    ``schema``: columns that the file lacks are null, and others are left out. ``columns``: all of these by default.
+    ``where``: values of columns; other rows are left out. Errors: pyarrow.ArrowException; OSError.
     """
+    fields = [schema.field(name) for name in columns or schema.names]
     with pq.ParquetFile(path) as file:
-        own = file.schema_arrow
-        if twice := next((name for name in own.names if own.names.count(name) > 1), None):
+        own = file.schema_arrow.names
+        if twice := next((name for name in own if own.count(name) > 1), None):
             raise pa.ArrowInvalid(f"column {twice!r} stands twice in it")
-        fields = [(schema or own).field(name) for name in columns or (schema or own).names]
-        table = file.read([field.name for field in fields if field.name in own.names])
+        table = file.read([field.name for field in fields if field.name in own])
     arrays = [
-        table.column(field.name).cast(field.type) if field.name in own.names else pa.nulls(len(table), field.type)
+        table.column(field.name).cast(field.type) if field.name in own else pa.nulls(len(table), field.type)
         for field in fields
     ]
     table = pa.table(arrays, pa.schema(fields))
