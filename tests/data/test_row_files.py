@@ -12,7 +12,7 @@ from row_tasks import mistake, rows_task, sums, write
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.rows.file_sources import Source, locate_sources
-from titan_rl.data.rows.row_files import _rows
+from titan_rl.data.rows.row_files import _rows, read_raw_rows
 from titan_rl.environments.prompts.row_files import DataRow, parse_row, read_rows
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import make_task
@@ -270,3 +270,10 @@ def test_files_are_looked_for_in_the_folders_in_turn(tmp_path):
     for file, expected in (("questions.jsonl", "first"), (str(tmp_path / "second" / "questions.jsonl"), "second")):
         task = make_task(TaskConfig(name="jsonl", options={"file": file}), folders)
         assert held_out_prompts(task, 1)[0].text.startswith(expected)
+
+
+def test_two_columns_without_a_name_are_one_line(tmp_path):
+    columns = [pa.array([None, None], pa.float32()), pa.array(["a", "b"])]
+    pq.write_table(pa.table(columns, ["", ""]), tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match="two columns have the name ''"):
+        list(read_raw_rows(tmp_path / "rows.parquet", "rows.parquet"))

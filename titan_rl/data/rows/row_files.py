@@ -157,7 +157,7 @@ def _rows(path: Path, table: Any) -> list[dict[str, Any]]:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:  # which may be ""
         raise ConfigError(f"{path}: two columns have the name {twice!r}: rename one of them, or leave it out")
 
 

@@ -43,7 +43,11 @@ def check_table(
     texts = list(dict.fromkeys(part.path_in_schema for part in parts if part.physical_type == _TEXT))
     if not (texts and with_text):
         return
-    with pq.ParquetFile(path, read_dictionary=texts) as file:
+    try:
+        file = pq.ParquetFile(path, read_dictionary=texts)
+    except KeyError as error:
+        raise pa.ArrowInvalid(f"its groups of rows have a column {error} that its schema has not") from None
+    with file:
         for text in texts:
             for batch in file.iter_batches(columns=[text]):
                 size += _text_bytes(batch.column(0))
@@ -59,7 +63,7 @@ def read_table(path: Path, schema: pa.Schema, columns: Iterable[str] | None = No
     fields = [schema.field(name) for name in columns or schema.names]
     with pq.ParquetFile(path) as file:
         own = file.schema_arrow.names
-        if twice := next((name for name in own if own.count(name) > 1), None):
+        if (twice := next((name for name in own if own.count(name) > 1), None)) is not None:
             raise pa.ArrowInvalid(f"column {twice!r} stands twice in it")
         table = file.read([field.name for field in fields if field.name in own])
     arrays = [
