@@ -618,3 +618,10 @@ def test_both_sides_hold_what_the_index_names_and_not_the_stale_shard(model, tmp
             await meshes.stop()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["a" * 300, f"{'a' * 300}/b", f"{'a' * 300}/b/c"])
+def test_a_name_that_no_file_can_have_is_one_line(name):
+    with pytest.raises(ConfigError, match="^model.path = 'aaa") as caught:
+        load_config(None, {"model": {"path": name}})
+    assert "\n" not in str(caught.value)

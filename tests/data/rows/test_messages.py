@@ -194,6 +194,7 @@ def test_text_parts_are_one_text():
         ({"role": "user", "content": None}, "no content"),
         ({"role": "user", "content": "a", "tool_calls": [CALL]}, "belongs to the assistant's"),
         ({"role": "assistant", "content": "a", "weight": 1}, "'weight', which no message has"),
+        ({"role": "user", "content": "a", "": 1}, "has '', which no message has"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}, "not JSON"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[1]"}}]}, "an object"),
         ({"role": "assistant", "tool_calls": [{"type": "custom", "name": "a"}]}, "of type"),

@@ -486,6 +486,7 @@ ROWS = [
     ("mmlu_pro", ARC | {"answerKey": "7"}, "give the letter of one of its 2 options"),
     ("ifeval", IFEVAL | {"kwargs": []}, "give a table for each"),
     ("ifeval", IFEVAL | {"instruction_id_list": ["punctuation:no_coma", "x"]}, "did you mean 'punctuation:no_comma'?"),
+    ("ifeval", IFEVAL | {"instruction_id_list": ["", "x"]}, "the instruction '' is unknown"),
     ("ifeval", IFEVAL | {"kwargs": [{}, {"words": 3}]}, "'kwargs' of length_constraints:number_words"),
     ("ifeval", IFEVAL | {"kwargs": [{}, {"num_words": 3, "relation": "about"}]}, "'about' is unknown"),
     ("humaneval", HUMANEVAL | {"entry_point": "other"}, "correct the row"),

@@ -1,5 +1,6 @@
 """A model of the Hugging Face Hub, fetched by ``huggingface_hub`` into its cache: what it consists of, nothing else."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ _SECONDS = 4.0
 
 def is_hub_name(path: str) -> bool:
     """``organization/model``, where there is no such directory, nor one that it might be meant to be in."""
-    return re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None and path[0] != "." and not Path(path).parent.exists()
+    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None and path[0] != "."
+    return is_name and not os.path.exists(os.path.dirname(path))  # which no name is too long for
 
 
 def fetch(name: str, check: Callable[[Path], None]) -> str:

@@ -12,7 +12,7 @@ from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import Progress
 
 _UNSCORED = ("discarded (infra_error)", "discarded (timeout)")
-"""Fates of samples, in the ledger's words, whose score could not be had."""
+"""Fates of samples that machinery or its deadlines lost, in the ledger's words."""
 _OFTEN_CUT = 0.5
 """Share of answers without an end."""
 

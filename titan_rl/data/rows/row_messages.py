@@ -36,7 +36,7 @@ def _message(place: str, value: Any) -> Message:
         raise ConfigError(f"{place} is {shown(value)}: give {{role, content}}")
     fields = {key: each for key, each in value.items() if each is not None}  # Parquet has all keys in all rows
     role = _role(place, fields)
-    if unknown := next((key for key in fields if key not in _KEYS), None):
+    if (unknown := next((key for key in fields if key not in _KEYS), None)) is not None:
         raise ConfigError(f"{place} has {unknown!r}, which no message has: leave it out ({nearest(unknown, _KEYS)})")
     for key in _OF_ASSISTANT:
         if key in fields and role != "assistant":

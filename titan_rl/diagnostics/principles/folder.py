@@ -36,7 +36,9 @@ def check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"{folder} is not empty and holds no rows of principles: give another --out")
         return
     begun = _read_settings(folder / _SETTINGS)
-    if other := next((name for name in {**begun, **settings} if begun.get(name) != settings.get(name)), None):
+    if (
+        other := next((name for name in {**begun, **settings} if begun.get(name) != settings.get(name)), None)
+    ) is not None:
         raise ConfigError(f"{folder} was begun with another {other}: give another --out")
 
 

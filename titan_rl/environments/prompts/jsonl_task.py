@@ -186,7 +186,7 @@ class RowsTask(ListedTask):
         if not only:
             return rows
         there = {row.set_name for row in rows} - {None}
-        if missing := next((name for name in only if name not in there), None):
+        if (missing := next((name for name in only if name not in there), None)) is not None:
             known = nearest(missing, map(str, there)) if there else "they have no 'data_source' or 'task_name'"
             raise ConfigError(f"{_SECTION}.only: no row is of the set {missing!r}: {known}")
         return [row for row in rows if row.set_name in only]
@@ -199,7 +199,7 @@ class RowsTask(ListedTask):
     def _check_sets(self, rows: Sequence[DataRow]) -> None:
         """Check of the sets that have a reward of their own. Errors: ConfigError for one without a row."""
         there = {row.set_name for row in rows}
-        if missing := next((name for name in self._by_source if name not in there), None):
+        if (missing := next((name for name in self._by_source if name not in there), None)) is not None:
             known = nearest(missing, [name for name in there if name is not None])
             raise ConfigError(f"task.rewards_by_source: no row is of the set {missing!r}: change it ({known})")
 

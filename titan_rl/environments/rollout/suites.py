@@ -123,7 +123,7 @@ def suite_configs(tables: Sequence[Mapping[str, Any]]) -> list[SuiteConfig]:
     """Parse ``[[eval.suites]]``. Errors: ConfigError."""
     suites = [_suite_config(number, table) for number, table in enumerate(tables)]
     names = [suite.name for suite in suites]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
         raise ConfigError(
             f"two of eval.suites have the name {twice!r}, by which results are named: give one another name, and "
             f"suite = {twice!r}"

@@ -227,7 +227,9 @@ def _check_same(folder: Path, options: argparse.Namespace, overrides: Overrides)
     begun = read_settings(folder)
     now = {"rate": _mode(options) == "ratings", "seed": _seed(options), **_source(options, overrides)}
     was = {"rate": begun.mode == "ratings", "seed": begun.seed, **begun.source}
-    if other := next((name for name in {**was, **now} if _compared(was.get(name)) != _compared(now.get(name))), None):
+    if (
+        other := next((name for name in {**was, **now} if _compared(was.get(name)) != _compared(now.get(name))), None)
+    ) is not None:
         raise ConfigError(
             f"{folder} was begun with another {other.replace('_', '-')}: give another --out, or go on with it by "
             f"`titan-rl collect {folder}`"

@@ -96,7 +96,7 @@ class SearchTask(SuiteTask):
         split = super()._make_split()
         only = self.options.held_out_only
         known = {row.set_name for row in split.held_out} - {None}
-        if missing := next((name for name in only if name not in known), None):
+        if (missing := next((name for name in only if name not in known), None)) is not None:
             hint = nearest(missing, map(str, known)) if known else "they have no 'data_source' or 'task_name'"
             raise ConfigError(f"task.options.held_out_only: no held-out row is of the set {missing!r}: {hint}")
         held_out = [row for row in split.held_out if row.set_name in only] if only else split.held_out

@@ -23,7 +23,7 @@ class IFEvalTask(SuiteTask):
     def _row(self, place: str, columns: dict[str, Any]) -> DataRow | None:
         asked, constraints = text_column(place, columns, "prompt"), _constraints(place, columns)
         known = {*CONSTRAINTS, *UNVERIFIED}
-        if unknown := next((name for name, _ in constraints if name not in known), None):
+        if (unknown := next((name for name, _ in constraints if name not in known), None)) is not None:
             raise ConfigError(f"{place}: the instruction {unknown!r:.80} is unknown: {nearest(unknown, known)}")
         if any(name in UNVERIFIED for name, _ in constraints):
             return None
