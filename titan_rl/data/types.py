@@ -267,6 +267,8 @@ class Group(FastPickle):
     expected: str = ""
     task: str = ""
     """As the prompt has it."""
+    place: str = ""
+    """The prompt's row in a data file (``questions.jsonl line 7``), if it is of one."""
     is_request_refused: bool = False
     """Whether that is all: the generator cannot take this request, and goes on."""
     seconds_generate: float = 0.0

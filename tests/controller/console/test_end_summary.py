@@ -65,7 +65,7 @@ def test_samples_without_a_score_are_told(run_dir):
 
 @pytest.mark.parametrize(("cut", "is_said"), [(None, False), (0.49, False), (0.9, True)])
 def test_one_whose_answers_were_cut_names_the_limit(run_dir, cut, is_said):
-    assert ("90% of the answers were cut at rollout.max_new_tokens: raise it" in said(run_dir, 4, cut=cut)) == is_said
+    assert ("90% of the answers were cut: raise rollout.max_new_tokens" in said(run_dir, 4, cut=cut)) == is_said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from mistakes import assert_one_line
 from row_tasks import mistake, rows_task, sums, texts, write
 
 from titan_rl.config.load import ConfigError
-from titan_rl.controller.preflight.data_checks import overlap_notice
+from titan_rl.controller.preflight.data_checks import row_notices
 from titan_rl.data.rows.splits import key
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts, sft_stream
 from titan_rl.environments.rollout.demonstrations import demonstrate
@@ -53,6 +53,17 @@ def test_about_the_share_is_held_out_and_a_row_stays_on_its_side_when_others_com
     assert not held_out & set(texts(training_prompts(rows_task(tmp_path), 1)))
 
 
+def test_rows_that_lack_an_answer_which_others_have_are_named(tmp_path):
+    """A reward of one's own may do without, so that nothing refuses them."""
+    zero = "titan_rl.environments.rewards.unscored:zero"
+    rows = [{"prompt": f"what is {n} ?", "answer": n} for n in range(9)]
+    write(tmp_path, [*rows, {"prompt": "and ?"}, {"prompt": "or ?", "answer": None}])
+    [line] = row_notices(rows_task(tmp_path, reward=zero), None)
+    assert line in {f"2 rows have no 'answer', which others have; see questions.jsonl line {n}" for n in (10, 11)}
+    write(tmp_path, [{"prompt": f"what is {n} ?"} for n in range(9)])
+    assert row_notices(rows_task(tmp_path, reward=zero), None) == []
+
+
 def test_rows_with_the_words_of_a_held_out_row_are_never_trained_on(tmp_path):
     write(tmp_path, [{"prompt": f"what is {n} ?", "answer": 1} for n in range(50)])
     write(
@@ -62,8 +73,8 @@ def test_rows_with_the_words_of_a_held_out_row_are_never_trained_on(tmp_path):
     )
     task = rows_task(tmp_path, held_out_file="held.jsonl", style="chat")
     assert task.size == (30, 20)
-    assert overlap_notice(task, None) == ["20 training rows are left out: held-out rows ask the same"]
-    assert overlap_notice(rows_task(tmp_path, style="chat"), None) == [], "a share of the rows is on one side alone"
+    assert row_notices(task, None) == ["20 training rows are left out: held-out rows ask the same"]
+    assert row_notices(rows_task(tmp_path, style="chat"), None) == [], "a share of the rows is on one side alone"
     trained = {key(text) for text in texts(islice(PromptStream(task, 1), 90))}
     assert trained == {f"what is {n} ?" for n in range(20, 50)}
     assert all(task.is_held_out(prompt) for prompt in held_out_prompts(task, 100))

@@ -293,7 +293,7 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
 
     groups = []
     place = r"rewards_of_tests:raises: KeyError: 'no such thing' \(rewards_of_tests.py, line \d+\)"
-    with pytest.raises(RuntimeError, match=rf"^2 held-out answers .* first that to held_out/0000000: {place}$"):
+    with pytest.raises(RuntimeError, match=rf"^2 held-out answers .* the first is that to q.jsonl line \d+: {place}$"):
         asyncio.run(run())
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     assert len(rollouts) == 2 and all("no such thing" in rollout.failure for rollout in rollouts)

@@ -137,8 +137,8 @@ def rollout(name: str, sample: int) -> Rollout:
     return Rollout(name, sample, np.zeros(1), np.ones(1), np.zeros(1), np.zeros(1), [], "ok", reward=float(sample))
 
 
-def prompt(name: str) -> Prompt:
-    return Prompt(name, "", "", {})
+def prompt(name: str, place: str = "") -> Prompt:
+    return Prompt(name, "", "", {"place": place})
 
 
 def sample_all(monkeypatch, names, **settings) -> tuple[Mesh, dict[str, str]]:
@@ -322,18 +322,19 @@ def test_a_prompt_that_is_sampled_again_for_a_score_is_told_and_counted(monkeypa
         config.rollout.prompts_per_step, config.rollout.group_size, config.rollout.max_retries = 3, 3, 2
         admission.advance(0)
         queue = RolloutQueue(
-            *(config, (prompt(f"p{number}") for number in count()), ledger, Flaky()),
+            *(config, (prompt(f"p{number}", f"mine.jsonl line {number}") for number in count()), ledger, Flaky()),
             *(admission, SimpleNamespace(pending=None)),
             max_tokens=64,
-            on_score_failed=lambda *what: failed.append(what),
-            on_score_retried=lambda *what: retried.append(what),
+            on_score_failed=lambda group, *what: failed.append((group.place, *what)),
+            on_score_retried=lambda group, *what: retried.append((group.place, *what)),
         )
         return (await queue.collect()).sampled
 
     ledger = Ledger(tmp_path / "ledger.db")
     groups = asyncio.run(asyncio.wait_for(run(), 20))
     why = "mine:reward: it rained"
-    assert sorted(retried) == [(name, 1, why) for name in ("p1", "p1", "p2", "p2")] and failed == [("p2", 1, why)]
+    places = [f"mine.jsonl line {number}" for number in (1, 1, 2, 2)]
+    assert sorted(retried) == [(place, 1, why) for place in places] and failed == [(places[-1], 1, why)]
     counted = {group.prompt_id: group.score_retries for group in groups}
     assert counted == {"p0": 0, "p1": 2, "p2": 2}
     assert sampling_metrics(groups, 1)["score_retries"] == 4

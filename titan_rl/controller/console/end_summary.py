@@ -39,7 +39,10 @@ def end_summary(
             f"nothing was learned from it (mean of all steps {fmean(rewards):.2f})"
         )
     if (cut := summary["truncated_mean"] or 0.0) >= _OFTEN_CUT:
-        yield f"{cut:.0%} of the answers were cut at rollout.max_new_tokens: raise it"
+        yield (
+            f"{cut:.0%} of the answers were cut: raise rollout.max_new_tokens, or training.seq_len where several turns "
+            f"fill it"
+        )
     lost = {key: summary["samples"][key] for key in _UNSCORED if summary["samples"].get(key)}
     if lost:
         told = " and ".join(f"{count} {key}" for key, count in lost.items())

@@ -6,6 +6,7 @@ from titan_rl.controller.loop.rollout_queue import sampled
 from titan_rl.data.types import Prompt, Sampling
 from titan_rl.environments.registry import correct
 from titan_rl.environments.rollout.decoding import held_out_decoding
+from titan_rl.environments.rollout.prompt_checks import place
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.processes.deadlines import together
 from titan_rl.records.statistics import Proportion
@@ -25,14 +26,16 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], config: Config) -> Pro
     dispatcher, retries = meshes.dispatcher, rollout.max_retries
     samples = (sampled(dispatcher.run_group, prompt, sampling, retries, dispatcher.faults) for prompt in prompts)
     groups = await together(samples)
-    if refused := [group for group in groups if group.refused]:
-        why = ": ".join(filter(None, (refused[0].refused, refused[0].replica_failure)))
-        raise NamedFault(f"held-out prompt {refused[0].prompt_id} could not be sampled: {why}")
+    for prompt, group in zip(prompts, groups, strict=True):
+        if group.refused:
+            why = ": ".join(filter(None, (group.refused, group.replica_failure)))
+            raise NamedFault(f"the held-out {place(prompt)} could not be sampled: {why}")
     rollouts = [group.rollouts[0] for group in groups]
-    if failed := [rollout for rollout in rollouts if rollout.status == "infra_error"]:
-        first = failed[0]
-        why = f": {first.failure}" if first.failure else ""
-        raise NamedFault(f"{len(failed)} held-out answers could not be scored, first that to {first.prompt_id}{why}")
+    if failed := [number for number, each in enumerate(rollouts) if each.status == "infra_error"]:
+        failure = rollouts[failed[0]].failure
+        count = f"{len(failed)} held-out answers" if len(failed) > 1 else "1 held-out answer"
+        first = f"the first is that to {place(prompts[failed[0]])}{failure and f': {failure}'}"
+        raise NamedFault(f"{count} could not be scored, {first}")
     await meshes.take_statistics()  # so that the next step's speeds are its own
     right = [correct(rollout.true_reward) for rollout in rollouts]
     by_task: dict[str, list[bool]] = {}

@@ -13,7 +13,7 @@ from titan_rl.controller.loop.rollout_queue import Collected
 from titan_rl.data.callbacks import RecordEvent
 from titan_rl.data.spans import Span
 from titan_rl.data.storage.files import unless_full
-from titan_rl.data.types import Batch, EngineStatistics, StepMetrics
+from titan_rl.data.types import Batch, EngineStatistics, Group, StepMetrics
 from titan_rl.mesh.telemetry.stragglers import Stragglers
 from titan_rl.records.evaluations.files import write_result
 from titan_rl.records.evaluations.results import SuiteResult
@@ -160,20 +160,20 @@ class Reporter:
                 f"{metrics.agreement_mean:.4f} on average: what is trained is not quite what was sampled"
             )
 
-    def score_failed(self, prompt_id: str, sample: int, why: str) -> None:
+    def score_failed(self, group: Group, sample: int, why: str) -> None:
         """Record a scoring failure as an event; each reason is logged once."""
-        self.record_event("score_failed", prompt=prompt_id, sample=sample, why=why)
+        self.record_event("score_failed", prompt=group.prompt_id, row=group.place, sample=sample, why=why)
         if why not in self._logged_failures:
             self._logged_failures.add(why)
-            self.display.log(f"{prompt_id} sample {sample} could not be scored: {why}")
+            self.display.log(f"{_with_place(group)} sample {sample} could not be scored: {why}")
 
-    def score_retried(self, prompt_id: str, samples: int, why: str) -> None:
+    def score_retried(self, group: Group, samples: int, why: str) -> None:
         """Record that a prompt is sampled again, since ``samples`` of it could not be scored; the first is logged."""
-        self.record_event("score_retried", prompt=prompt_id, samples=samples, why=why)
+        self.record_event("score_retried", prompt=group.prompt_id, row=group.place, samples=samples, why=why)
         if not self._has_told_retry:
             self._has_told_retry = True
             self.display.log(
-                f"{prompt_id} is sampled again, since {samples} of its samples could not be scored: {why}; "
+                f"{_with_place(group)} is sampled again, since {samples} of its samples could not be scored: {why}; "
                 f"score_retries in the metrics counts later ones"
             )
 
@@ -197,3 +197,8 @@ class Reporter:
         self.metrics.write({"step": step} | {f"held_out_{name}": value for name, value in record.items()})
         preferences = f", preferences {accuracy}" if accuracy else ""
         self.display.log(f"held-out loss {when}: {metrics['loss']:.4f}{preferences}")
+
+
+def _with_place(group: Group) -> str:
+    """Prompt of a group, with its row in a data file."""
+    return f"{group.prompt_id} ({group.place})" if group.place else group.prompt_id

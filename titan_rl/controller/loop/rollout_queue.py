@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -55,15 +56,15 @@ class Collected:
 
 
 class OnScoreFailed(Protocol):
-    """Takes a sample that could not be scored, by its prompt and number, and why."""
+    """Takes a sample that could not be scored, by its group and number, and why."""
 
-    def __call__(self, prompt_id: str, sample: int, why: str, /) -> None: ...
+    def __call__(self, group: Group, sample: int, why: str, /) -> None: ...
 
 
 class OnScoreRetried(Protocol):
-    """Takes a prompt that is sampled again, the number of its samples without a score, and why the first has none."""
+    """Takes a group that is sampled again, the number of its samples without a score, and why the first has none."""
 
-    def __call__(self, prompt_id: str, samples: int, why: str, /) -> None: ...
+    def __call__(self, group: Group, samples: int, why: str, /) -> None: ...
 
 
 class RolloutQueue:
@@ -196,19 +197,19 @@ class RolloutQueue:
     async def _sample(self, prompt: Prompt) -> Group:
         """A group, for people too."""
         retries, sample = self.config.rollout.max_retries, self.dispatcher.run_group
-        group = await sampled(sample, prompt, self._sampling, retries, self.dispatcher.faults, self._count_retry)
-        group.question, group.expected, group.task = prompt.text, prompt.answer, prompt.task
-        return group
+        on_retry = partial(self._count_retry, prompt)
+        group = await sampled(sample, prompt, self._sampling, retries, self.dispatcher.faults, on_retry)
+        return _with_prompt(group, prompt)
 
-    def _count_retry(self, group: Group) -> None:
+    def _count_retry(self, prompt: Prompt, group: Group) -> None:
         self.ledger.count_retry(group.prompt_id)
         if failed := [rollout for rollout in group.rollouts if rollout.status == "infra_error"]:
-            self.on_score_retried(group.prompt_id, len(failed), failed[0].failure)
+            self.on_score_retried(_with_prompt(group, prompt), len(failed), failed[0].failure)
 
     def _report_failures(self, group: Group) -> None:
         for rollout in group.rollouts:
             if rollout.failure:
-                self.on_score_failed(group.prompt_id, rollout.sample, rollout.failure)
+                self.on_score_failed(group, rollout.sample, rollout.failure)
 
     def _discard(self, group: Group, reason: str) -> None:
         self.ledger.settle(self._outcomes([group]))
@@ -234,6 +235,13 @@ class RolloutQueue:
         """``fault``: why samples that could have been trained on were not."""
         size, algorithm = self.config.rollout.group_size, self.config.algorithm
         return {g.prompt_id: [reason or fault for reason in sample_outcomes(g, algorithm, size)] for g in groups}
+
+
+def _with_prompt(group: Group, prompt: Prompt) -> Group:
+    """The group, which tells people what was asked."""
+    group.question, group.expected, group.task = prompt.text, prompt.answer, prompt.task
+    group.place = prompt.entry.get("place", "")
+    return group
 
 
 _PAUSE_SECONDS = 0.5

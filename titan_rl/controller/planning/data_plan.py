@@ -10,7 +10,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import MADE, TASKS_OF_FILES, TASKS_OF_OTHERS
 from titan_rl.controller.preflight.checks import Checked, check_room, tokenizer_of, with_dataset
-from titan_rl.controller.preflight.data_checks import overlap_notice
+from titan_rl.controller.preflight.data_checks import row_notices
 from titan_rl.data.rows.file_sources import locate_sources
 from titan_rl.environments.rollout.group import encode_prompt
 from titan_rl.environments.rollout.prompt_checks import place, training_prompts
@@ -45,7 +45,7 @@ def measure_data(checked: Checked) -> DataLengths:
         lengths = [example.num_tokens for example in dataset.train]
     longest, mean = max(lengths), sum(lengths) / len(lengths)
     line = f"{what}: {mean:.0f} tokens on average, {longest} at most, of {len(lengths)} looked at"
-    return DataLengths("; ".join([line, *overlap_notice(checked.task, dataset)]), mean, longest)
+    return DataLengths("; ".join([line, *row_notices(checked.task, dataset)]), mean, longest)
 
 
 def _hindrances(checked: Checked) -> Iterator[str]:

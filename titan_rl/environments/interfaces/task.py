@@ -61,6 +61,11 @@ class Task:
         """Training rows that were left out, since a held-out one asks the same."""
         return 0
 
+    @property
+    def without_answer(self) -> Sequence[str]:
+        """Places of rows without an answer, where others have one."""
+        return ()
+
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         """Prompt number ``index``, with the id ``f"{stream}/{index:07d}"``."""
         raise NotImplementedError
@@ -153,6 +158,10 @@ class TaskWrapper(Task):
     @property
     def num_overlapping(self) -> int:
         return self.task.num_overlapping
+
+    @property
+    def without_answer(self) -> Sequence[str]:
+        return self.task.without_answer
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         return self.task.prompt(stream, seed, index)

