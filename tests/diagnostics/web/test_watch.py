@@ -289,6 +289,7 @@ def test_an_address_tells_the_selection(selection):
 def test_an_address_of_nonsense_is_the_first_view():
     nonsense = {"sort": "-1; drop table rollouts", "least_reward": "x", "groups": "2", "page": "-1"}
     assert selection_of(nonsense) == Selection()
+    assert selection_of({"text": "a\ud800", "task": "\udfff"}) == Selection("a?", task="?")
     for text in ("9" * 5000, "9" * 10, "-1", "x", "", "²"):  # the first has more digits than Python reads
         assert whole_number({"page": text}, "page") is None
     assert whole_number({"page": "12"}, "page") == 12 and whole_number({}, "page") is None

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from titan_rl.config.io.bounded_files import RefusedFile, open_file
+from titan_rl.data.storage.parquet_footer import column_chunks
 
 RATIO, _SMALL = 64, 128 << 20
 """Bytes in memory for each byte of the file; and what is never too many."""
@@ -32,22 +33,18 @@ def check_table(
     ``columns``: all by default. ``with_text``: whether texts are counted as they are written out, for which they are
     read once. Errors: RefusedFile for a Parquet file that would become too large; pyarrow.ArrowException; OSError.
     """
-    with open_file(path) as opened:
+    with open_file(path) as opened, pq.ParquetFile(opened) as file:
         most = _Most(path, os.fstat(opened.fileno()).st_size, ratio)
-    with pq.ParquetFile(path) as file:
-        parts = _parts(file.metadata, None if columns is None else set(columns))
-        most.check(sum(part.total_uncompressed_size for part in parts))
-        values = sum(part.num_values for part in parts)
+        leaves = _leaves(file.schema, None if columns is None else set(columns))
+        chunks = [chunk for chunk in column_chunks(opened, len(file.schema)) if chunk.column in leaves]
+        most.check(sum(chunk.num_bytes for chunk in chunks))
+        values = sum(chunk.num_values for chunk in chunks)
         size = file.metadata.num_rows * _ROW_BYTES + values * _VALUE_BYTES
         most.check(size)
-    texts = list(dict.fromkeys(part.path_in_schema for part in parts if part.physical_type == _TEXT))
+    texts = list(dict.fromkeys(leaf.path for leaf in leaves.values() if leaf.physical_type == _TEXT))
     if not (texts and with_text):
         return
-    try:
-        file = pq.ParquetFile(path, read_dictionary=texts)
-    except KeyError as error:
-        raise pa.ArrowInvalid(f"its groups of rows have a column {error} that its schema has not") from None
-    with file:
+    with pq.ParquetFile(path, read_dictionary=texts) as file:
         for text in texts:
             for batch in file.iter_batches(columns=[text]):
                 size += _text_bytes(batch.column(0))
@@ -76,11 +73,10 @@ def read_table(path: Path, schema: pa.Schema, columns: Iterable[str] | None = No
     return table
 
 
-def _parts(metadata: Any, columns: set[str] | None) -> list[Any]:
-    """Columns of all groups of rows."""
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    parts = [group.column(number) for group in groups for number in range(metadata.num_columns)]
-    return [part for part in parts if columns is None or part.path_in_schema.partition(".")[0] in columns]
+def _leaves(schema: pq.ParquetSchema, columns: set[str] | None) -> dict[int, Any]:
+    """Leaves of the schema that are of these columns, by their place."""
+    leaves = {place: schema.column(place) for place in range(len(schema))}
+    return {place: leaf for place, leaf in leaves.items() if columns is None or leaf.path.partition(".")[0] in columns}
 
 
 def check_batch(path: Path, batch: pa.RecordBatch, size: int) -> int:

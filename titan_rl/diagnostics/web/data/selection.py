@@ -107,11 +107,11 @@ def selection_of(query: Mapping[str, str]) -> Selection:
     """Selection of these query parameters; unknown ones, and values that are no numbers, are ignored."""
     ends = {name: (_number(query.get(f"least_{name}")), _number(query.get(f"most_{name}"))) for name in RANGES}
     selection = Selection(
-        text=query.get("text", ""),
+        text=_text(query, "text"),
         ranges={name: its for name, its in ends.items() if its != (None, None)},
-        status=query.get("status", ""),
-        task=query.get("task", ""),
-        outcome=query.get("outcome", ""),
+        status=_text(query, "status"),
+        task=_text(query, "task"),
+        outcome=_text(query, "outcome"),
         by_group=query.get("groups") == "1",
     )
     sort = query.get("sort", "-step")
@@ -124,6 +124,11 @@ def whole_number(query: Mapping[str, str], name: str) -> int | None:
     """Integer of a parameter; None for anything else, or for too many digits."""
     text = query.get(name, "")
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def _text(query: Mapping[str, str], name: str) -> str:
+    """Text of a parameter, with question marks for characters that are none (lone surrogates)."""
+    return query.get(name, "").encode(errors="replace").decode()
 
 
 def _number(text: str | None) -> float | None:
