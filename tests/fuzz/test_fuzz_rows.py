@@ -63,6 +63,7 @@ def test_bytes_are_lines_or_one_line(data):
 @cache
 def parquet() -> bytes:
     table = pa.table({"question": ["4,6=", "6,9="], "answer": [2, 3], "when": [1, 2], "part": [{"a": [1]}, None]})
+    table = table.append_column("map", pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())))
     pq.write_table(table, file := BytesIO())
     return file.getvalue()
 
@@ -83,7 +84,10 @@ NAMES = st.sampled_from(["question", "prompt", "answer", "messages", "completion
 
 @st.composite
 def column(draw: st.DrawFn) -> pa.Array:
-    kind, values = draw(TYPES), draw(lists_of(VALUES.filter(lambda value: value is not None), min_size=3))[:3]
+    kind = draw(TYPES)
+    if pa.types.is_map(kind):  # of which pyarrow makes none from an item that is None: it ends the process
+        return pa.array(draw(st.permutations([[("a", 1), ("b", None)], None, []])), kind)
+    values = draw(lists_of(VALUES.filter(lambda value: value is not None), min_size=3))[:3]
     for given in ([*values], [str(value) for value in values], [b"\xff", "a", 1], [1 << 40, -(1 << 62), 0]):
         try:
             return pa.array(given, kind)
