@@ -13,6 +13,7 @@ from titan_rl.config.sections.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OT
 from titan_rl.config.sections.suites import PRESETS
 from titan_rl.environments.interfaces.task import Task, correct
 from titan_rl.environments.prompts.jsonl_task import RowsTask
+from titan_rl.environments.reasoning_gym.families import described_families
 from titan_rl.environments.rewards.functions import with_rewards
 from titan_rl.environments.sandbox.pool import choose_sandbox
 from titan_rl.environments.tasks.calculator import CalculatorTask
@@ -139,8 +140,6 @@ _DESCRIBED = (
 
 def list_tasks() -> Iterator[str]:
     """Lines of all tasks: name and description."""
-    from titan_rl.environments.reasoning_gym.families import described_families  # its import takes a second
-
     yield from _DESCRIBED
     for name, task in BUILT_IN.items():
         yield f"{name}  ({task.ABOUT})"

@@ -13,14 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from reasoning_gym.factory import DATASETS
+from reasoning_gym.factory import DATASETS, ProceduralDataset
 from tree import TREE
 from waiting import eventually
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
-from titan_rl.environments.reasoning_gym.families import COMPACT, PAYS_FOR_NOTHING, usable_families
+from titan_rl.environments.reasoning_gym.families import COMPACT, PAYS_FOR_NOTHING, has_own_scorer, usable_families
 from titan_rl.environments.registry import Task, correct, make_task
 from titan_rl.environments.scoring.scorer import Scorer
 
@@ -55,6 +55,8 @@ def refusal(name: str, style: str = "chat", **options) -> str:
 
 def test_all_families_can_be_had_but_the_one_that_is_a_mixture():
     assert set(DATASETS) - set(usable_families()) == {"composite"}
+    scored = {name: DATASETS[name][0].score_answer is not ProceduralDataset.score_answer for name in usable_families()}
+    assert scored == {name: has_own_scorer(name) for name in usable_families()}
     assert "task.name = 'mixture'" in refusal("composite")
 
 

@@ -10,17 +10,17 @@ somewhere, and models learn to write lists of guesses.
 
 import json
 from collections.abc import Callable
-from typing import Any, Literal
-
-import reasoning_gym
-from reasoning_gym.factory import DATASETS, ProceduralDataset
+from typing import TYPE_CHECKING, Any, Literal
 
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.sections.schema import BUILT_IN_TASKS, MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS
 from titan_rl.environments.interfaces.task import correct
 from titan_rl.environments.reasoning_gym.checked_families import RUNS_THE_ANSWER, checked_score, integrated
 from titan_rl.environments.reasoning_gym.constant_answers import measured, pays_for_little
-from titan_rl.environments.reasoning_gym.whole_families import WholeFamily
+
+if TYPE_CHECKING:
+    from titan_rl.compat.reasoning_gym import ProceduralDataset
+    from titan_rl.environments.reasoning_gym.whole_families import WholeFamily
 
 BUILT_WHOLE = frozenset({"acre", "gsm_symbolic", "list_functions", "word_ladder"})
 """Families that are built whole, not by index (whole_families.py)."""
@@ -42,6 +42,17 @@ TAKES_LISTS = frozenset(
     }
 )
 """Families whose scorers give the full score to a list of guesses that holds the right answer, too."""
+WITHOUT_SCORER = frozenset(
+    [
+        *("acre", "aiw", "arc_1d", "base_conversion", "basic_arithmetic", "bf", "binary_alternation", "caesar_cipher"),
+        *("count_bits", "count_primes", "course_schedule", "gcd", "isomorphic_strings", "largest_island", "lcm"),
+        *("leg_counting", "letter_counting", "list_functions", "mahjong_puzzle", "maze", "modulo_grid"),
+        *("number_filtering", "number_sequence", "ransom_note", "rotate_matrix", "rotten_oranges", "simple_equations"),
+        *("simple_geometry", "string_manipulation", "string_splitting", "string_synthesis", "syllogism"),
+        "word_sequence_reversal",
+    ]
+)
+"""Families whose answers reasoning-gym scores by its default."""
 UNREADABLE = (
     ArithmeticError,
     AssertionError,
@@ -53,7 +64,6 @@ UNREADABLE = (
     ValueError,
 )
 """What families raise over answers and options that they cannot read."""
-_OF_CLASS: dict[type, str] = {DATASETS[name][0]: name for name in RUNS_THE_ANSWER}
 _SIZE = 2**31 - 1
 
 
@@ -85,7 +95,7 @@ _WORKED: dict[str, Callable[[dict], str]] = {
 
 
 def usable_families() -> list[str]:
-    return sorted(set(DATASETS) - IS_OF_OTHERS)
+    return sorted(measured())
 
 
 def described_families() -> list[dict[str, Any]]:
@@ -118,8 +128,11 @@ def check_name(name: str, style: str) -> None:
         )
 
 
-def make_dataset(name: str, seed: int, **options: Any) -> ProceduralDataset | WholeFamily:
+def make_dataset(name: str, seed: int, **options: Any) -> "ProceduralDataset | WholeFamily":
     """Endless entries of a family, by index."""
+    from titan_rl.compat.reasoning_gym import reasoning_gym  # its import takes half a second
+    from titan_rl.environments.reasoning_gym.whole_families import WholeFamily
+
     if name in BUILT_WHOLE:
         return WholeFamily(name, seed, **options)
     return reasoning_gym.create_dataset(name, seed=seed, size=_SIZE, **options)
@@ -133,7 +146,7 @@ def worked_answer(name: str, entry: dict) -> str | None:
 
 
 def has_own_scorer(name: str) -> bool:
-    return DATASETS[name][0].score_answer is not ProceduralDataset.score_answer
+    return name not in WITHOUT_SCORER
 
 
 def default_scoring(name: str) -> Literal["exact", "family"]:
@@ -142,9 +155,9 @@ def default_scoring(name: str) -> Literal["exact", "family"]:
     return "exact" if is_exact else "family"
 
 
-def family_score(dataset: ProceduralDataset | WholeFamily, entry: dict, answer: str) -> float:
+def family_score(name: str, dataset: "ProceduralDataset | WholeFamily", entry: dict, answer: str) -> float:
     """Score by the family's scorer, or by ours (checked_families.py) where that would run the answer."""
-    if name := _OF_CLASS.get(type(dataset)):
+    if name in RUNS_THE_ANSWER:
         return checked_score(name, entry, answer)
     try:
         return float(dataset.score_answer(answer=answer, entry=entry))
@@ -152,7 +165,7 @@ def family_score(dataset: ProceduralDataset | WholeFamily, entry: dict, answer: 
         return 0.0
 
 
-def exact_score(name: str, dataset: ProceduralDataset | WholeFamily, entry: dict, answer: str) -> float:
+def exact_score(name: str, dataset: "ProceduralDataset | WholeFamily", entry: dict, answer: str) -> float:
     """Exact score: 1 for a right answer, else 0.
 
     Right is what has the family's full score, so that a question may have several
@@ -162,7 +175,7 @@ def exact_score(name: str, dataset: ProceduralDataset | WholeFamily, entry: dict
     if name in TAKES_LISTS and _has_room_for_two(answer, str(worked_answer(name, entry))):
         return 0.0
     if has_own_scorer(name) and name not in PAYS_FOR_NOTHING:
-        return float(correct(family_score(dataset, entry, answer)))
+        return float(correct(family_score(name, dataset, entry, answer)))
     return text_score(entry, answer)
 
 

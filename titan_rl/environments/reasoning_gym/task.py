@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
 
-from reasoning_gym.factory import DATASETS
-
+from titan_rl.compat.reasoning_gym import DATASETS
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Message, Prompt, message
@@ -111,7 +110,7 @@ class ReasoningGymTask(Task):
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
         answer, entry, dataset = answers[-1].strip(), self._entry(prompt), self._dataset(prompt.entry["seed"])
         if self.scoring == "family":
-            return {"score": family_score(dataset, entry, answer)}
+            return {"score": family_score(self.name, dataset, entry, answer)}
         if self.style == "compact":
             return {"exact": text_score(entry, answer)}
         return {"exact": exact_score(self.name, dataset, entry, answer)}

@@ -3,8 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
-import reasoning_gym
-
+from titan_rl.compat.reasoning_gym import reasoning_gym
 from titan_rl.data.seeds import named_seed
 
 _SEEDS = 2**31

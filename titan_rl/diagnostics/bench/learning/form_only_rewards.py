@@ -5,7 +5,7 @@ Each is of a reasoning-gym family. All have the arguments of a reward function (
 
 from typing import Any
 
-from reasoning_gym.graphs.family_relationships import Relationship
+from titan_rl.compat.reasoning_gym import Relationship
 
 _RELATIONS = {relation.value for relation in Relationship}
 

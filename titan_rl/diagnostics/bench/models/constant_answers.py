@@ -17,9 +17,11 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from titan_rl.compat.reasoning_gym import DATASETS
 from titan_rl.data.storage.files import replace_text
 from titan_rl.environments.reasoning_gym.constant_answers import TABLE, ConstantPay
 from titan_rl.environments.reasoning_gym.families import (
+    IS_OF_OTHERS,
     check_name,
     exact_score,
     family_score,
@@ -69,8 +71,8 @@ def _measure(name: str, num_rows: int) -> ConstantPay:
         answer = max(means, key=lambda answer: means[answer])
         return round(means[answer], 4), answer[:_SHOWN_CHARACTERS]
 
-    garbage = round(garbage_pay(name, partial(family_score, dataset)), 4)
-    return ConstantPay(*best(partial(family_score, dataset)), *best(partial(exact_score, name, dataset)), garbage)
+    garbage = round(garbage_pay(name, partial(family_score, name, dataset)), 4)
+    return ConstantPay(*best(partial(family_score, name, dataset)), *best(partial(exact_score, name, dataset)), garbage)
 
 
 def garbage_pay(name: str, score: Callable[[dict, str], float]) -> float:
@@ -112,7 +114,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    families = {name: constant_pay(name)._asdict() for name in usable_families()}
+    families = {name: constant_pay(name)._asdict() for name in sorted(set(DATASETS) - IS_OF_OTHERS)}
     lines = [f"    {json.dumps(name)}: {json.dumps(pay)}" for name, pay in families.items()]
     head = {"reasoning_gym": version("reasoning-gym"), "rows": NUM_ROWS, "seed": _SEED}
     text = json.dumps(head, indent=2)[:-2] + ',\n  "families": {\n' + ",\n".join(lines) + "\n  }\n}\n"

@@ -41,7 +41,7 @@ _THEN_ASKED = (
 @cache
 def plain_names() -> tuple[str, ...]:
     """Names of three to eight letters."""
-    from reasoning_gym.cognition.needle_data import NAMES
+    from titan_rl.compat.reasoning_gym import NAMES
 
     return tuple(sorted({name for name in NAMES if _NAME.fullmatch(name)}))
 

@@ -41,7 +41,7 @@ _LONGEST = 2
 @cache
 def passages() -> tuple[tuple[str, ...], ...]:
     """Passages of the story, each of as many words of ASCII."""
-    from reasoning_gym.data import read_data_file  # a second, for whoever has another task
+    from titan_rl.compat.reasoning_gym import read_data_file  # a second, for whoever has another task
 
     text = read_data_file("in_the_year_2889.txt")
     story = match[1] if (match := _STORY.search(text)) else text

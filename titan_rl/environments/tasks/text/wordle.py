@@ -45,7 +45,7 @@ _NO_GUESS = {"compact": "?????\n", "chat": "That is no word of five letters with
 @cache
 def secret_words() -> tuple[str, ...]:
     """Words that are guessed."""
-    from reasoning_gym.data.wordle_words import wordle_words
+    from titan_rl.compat.reasoning_gym import wordle_words
 
     return tuple(word for word in wordle_words if _WORD.fullmatch(word))
 
