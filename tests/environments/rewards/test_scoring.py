@@ -127,7 +127,7 @@ def test_no_family_pays_for_an_answer_that_says_nothing(name):
     """The empty one, 0 where it is wrong, nan, the question, a list of guesses with the right answer among them."""
     dataset = make_dataset(name, 17)
     exact = default_scoring(name) == "exact"
-    score = partial(exact_score, name, dataset) if exact else partial(family_score, dataset)
+    score = partial(exact_score, name, dataset) if exact else partial(family_score, name, dataset)
     assert garbage_pay(name, score) == 0
 
 
