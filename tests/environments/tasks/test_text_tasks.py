@@ -115,6 +115,17 @@ def test_single_words_are_short_and_held_out_by_themselves():
     assert not trained & held_out and all(len(text) <= 6 and " " not in text for text in trained | held_out)
 
 
+def test_random_words_are_endless_and_split_by_their_text():
+    task = task_of("reverse_text", min_words=1, max_words=2, max_characters=6, random_words=True)
+    prompts = [task.prompt("train", 1, index) for index in range(500)]
+    words = [word for prompt in prompts for word in prompt.text.split()]
+    assert {len(word) for word in words} == {1, 2, 3, 4, 5, 6} and all(word.islower() for word in words)
+    long = [word for word in words if len(word) > 3]
+    assert len(set(long)) > 0.99 * len(long)
+    assert 60 < sum(task.is_held_out(prompt) for prompt in prompts) < 140
+    assert all(prompt.answer == prompt.text[::-1] for prompt in prompts)
+
+
 def test_spaced_characters_are_compared_one_by_one():
     task = task_of("reverse_text", min_words=1, max_words=1, max_characters=6, spaced=True)
     for prompt in prompts(task, 50):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
+from string import ascii_lowercase
 from typing import Annotated
 
 from pydantic import Field
@@ -56,6 +57,10 @@ def similarity(answer: Sequence[str], expected: Sequence[str]) -> float:
     return SequenceMatcher(None, answer, expected, autojunk=False).ratio()
 
 
+def _random_word(draw: random.Random, max_characters: int) -> str:
+    return "".join(draw.choices(ascii_lowercase, k=draw.randint(1, max_characters)))
+
+
 @dataclass(kw_only=True)
 class ReverseTextOptions:
     """``[task.options]`` of reversed text."""
@@ -66,6 +71,9 @@ class ReverseTextOptions:
     """Most words of a prompt."""
     max_characters: Annotated[int, Field(ge=1, le=40)] = 40
     """Most characters of a word; longer ones are left out."""
+    random_words: bool = False
+    """Whether words are letters at random, one to ``max_characters`` each, and none of the story's: for models that
+    would know its few words by heart."""
     spaced: bool = False
     """Whether a space stands between all characters, so that a tokenizer gives each a token of its own: for models that
     do not know how their tokens are spelled."""
@@ -92,7 +100,7 @@ class ReverseTextTask(Task):
                 f"{self.options.max_words}: lower it"
             )
         self._passages = _with_words(self.options)
-        if not self._passages:
+        if not self._passages and not self.options.random_words:
             raise ConfigError(
                 f"task.options.max_characters = {self.options.max_characters}: no passage has max_words = "
                 f"{self.options.max_words} words as short: raise it"
@@ -100,10 +108,14 @@ class ReverseTextTask(Task):
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         draw = random.Random(f"{stream} {seed} {index}")
-        passage = draw.choice(self._passages)
+        passage: Sequence[str] = () if self.options.random_words else draw.choice(self._passages)
         count = draw.randint(self.options.min_words, self.options.max_words)
-        start = draw.randint(0, len(passage) - count)
-        text = " ".join(passage[start : start + count])
+        if self.options.random_words:
+            words = passage = [_random_word(draw, self.options.max_characters) for _ in range(count)]
+        else:
+            start = draw.randint(0, len(passage) - count)
+            words = passage[start : start + count]
+        text = " ".join(words)
         text = " ".join(text) if self.options.spaced else text
         return Prompt(f"{stream}/{index:07d}", text, text[::-1], {"passage": " ".join(passage)})
 
