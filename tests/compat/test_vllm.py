@@ -64,6 +64,7 @@ FORMS = {
     "vllm.v1.request:Request.num_stale_output_tokens": "set",
     "vllm.v1.request:Request.drop_stale_output": "set",
     "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher._distributed_args": "(self)",
+    "vllm.v1.executor.uniproc_executor:Lock": "builtin_function_or_method",
     "vllm.v1.core.sched.scheduler:Scheduler.return_sampling_mask": "set",
     "vllm.v1.worker.gpu.sample.sampler:Sampler.return_sampling_mask": "set",
     "vllm.v1.outputs:ModelRunnerOutput.sampling_masks": "NoneType",
@@ -95,6 +96,10 @@ FORMS = {
 
 def test_names_are_there_in_their_form():
     check_forms(VLLM, MODULES, FORMS)
+
+
+def test_an_engine_makes_its_lock_by_the_name_that_is_ours():
+    assert "Lock" in UniProcExecutor._init_executor.__code__.co_names
 
 
 def test_the_page_lists_them():

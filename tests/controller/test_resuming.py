@@ -15,7 +15,7 @@ from row_tasks import write
 from running import overrides
 
 from titan_rl import train
-from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.load import ConfigError, load_config, read_resolved
 from titan_rl.controller.initial_policy import keep_policy
 from titan_rl.controller.preflight import recorded_config
 from titan_rl.controller.preflight import resume as resuming
@@ -488,7 +488,7 @@ def test_a_model_may_move_but_not_change(tmp_path):
 
     write_sources(run_dir, sources("model"))
     check_sources(run_dir, sources("moved"))
-    with pytest.raises(ConfigError, match="model.path is not what .* its model.safetensors differs"):
+    with pytest.raises(ConfigError, match=r"model.path is not what .* \(changed: model.safetensors\)"):
         check_sources(run_dir, sources("other"))
 
 
@@ -624,8 +624,27 @@ def test_a_session_records_what_it_was_begun_with(tmp_path):
     session._exits.close()
     session.run_dir.close()
     assert json.loads(session.run_dir.sources.read_text()) == {}
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="holds a run already: continue it with --resume"):
         new_run_dir(config, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"notes.txt": "hi"}, "holds no config.json"),
+        ({"notes.txt": "hi", "config.json": "{}"}, "holds no tables"),
+        ({"config.json": '{"architectures": ["LlamaForCausalLM"], "vocab_size": 3}'}, "something else than tables"),
+        ({"config.json": "[]"}, "something else than tables"),
+    ],
+)
+def test_a_folder_of_something_else_is_no_run(tmp_path, content, why):
+    for name, text in content.items():
+        (tmp_path / name).write_text(text)
+    config = load_config(None, {"run": {"dir": str(tmp_path)}})
+    with pytest.raises(ConfigError, match="is not empty, and holds no run: give another --run.dir"):
+        new_run_dir(config, None)
+    with pytest.raises(ConfigError, match=why):
+        read_resolved(run_dir_to_resume(config, None).config)
 
 
 def test_limits_are_the_models_and_the_rows(tmp_path):

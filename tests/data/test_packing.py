@@ -9,6 +9,7 @@ import pytest
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batches.batching import discard_reason, sft_batches, step_batches, usable_rollouts
 from titan_rl.algorithms.policy_gradient.grpo import GRPO
+from titan_rl.config.errors import NamedFault
 from titan_rl.config.sections.schema import AlgorithmConfig, Config, SFTConfig
 from titan_rl.data.batches.packing import fit_rows, pack, token_weights
 from titan_rl.data.storage.sampling_mask import SamplingMask
@@ -390,7 +391,7 @@ def test_advantages_may_come_token_by_token():
 )
 def test_wrong_advantages_name_the_prompt(advantages, said):
     group = group_of("train/0000012", (1.0, "ok"), (0.0, "ok"))
-    with pytest.raises(RuntimeError, match=f"advantages of train/0000012: .*{said}") as caught:
+    with pytest.raises(NamedFault, match=f"advantages of train/0000012: .*{said}") as caught:
         step_batches([group], Given(advantages), Config(), LAYOUT)
     assert "\n" not in str(caught.value)
 

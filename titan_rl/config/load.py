@@ -237,11 +237,16 @@ def load_resolved(path: Path) -> Config:
 
 
 def read_resolved(path: Path) -> dict[str, dict[str, Any]]:
-    """Its tables, under the names of this release; nothing in them is checked. Errors: ConfigError."""
+    """Its tables, under the names of this release; no value in them is checked. Errors: ConfigError."""
     try:
         tables: dict[str, dict[str, Any]] = read_json(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
+    if not tables or not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise ConfigError(f"{path} is no run's configuration: it holds no tables, or something else than tables")
+    try:
         return {RENAMED_SECTIONS.get(name, name): _renamed(name, table) for name, table in tables.items()}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (AttributeError, TypeError) as error:
         raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from tqdm import tqdm
 from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.inputs import TokensPrompt
@@ -105,6 +106,7 @@ class GenerationEngine:
     ):
         """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet.
         ``devices``: as in ``engine_arguments``. ``sleeps``: whether ``sleep`` will be called."""
+        tqdm.set_lock(threading.RLock())  # its own is a semaphore in /dev/shm, which a killed process leaves there
         vllm_backend.register()
         vllm_loader.register()
         self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file

@@ -54,4 +54,4 @@ class Proportion:
 
 def timed_out(number: int, count: int) -> str:
     """Words for answers whose score took too long, of ``count`` answers."""
-    return f"{number} of {count} could not be scored in time and count as wrong"
+    return f"{number} of {count} could not be scored within verifier.score_timeout and count as wrong"

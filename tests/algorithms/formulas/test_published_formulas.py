@@ -78,10 +78,13 @@ def test_the_baseline_of_a_sample_is_the_mean_of_the_others(rewards):
 @pytest.mark.parametrize("size", [1, 2, 7])
 @pytest.mark.parametrize("advantages_of", [centred, leave_one_out, over_mean])
 def test_a_group_without_variance_has_no_advantage(advantages_of, size, reward):
+    reward = abs(reward) if advantages_of is over_mean else reward
     assert advantages_of(np.full(size, reward)).tolist() == [0.0] * size
 
 
-@pytest.mark.parametrize("rewards", [(0.0, -1.0), (1.0, -1.0), (1.0, -1 / 3, -2 / 3), (1.0, -0.9999), (-1e-3, 1.0)])
+@pytest.mark.parametrize(
+    "rewards", [(-1.0, -1.0), (0.0, -1.0), (1.0, -1.0), (1.0, -1 / 3, -2 / 3), (1.0, -0.9999), (-1e-3, 1.0)]
+)
 def test_rewards_below_zero_are_refused_where_the_mean_divides(rewards):
     """It may be as near to 0 as rounding has it: of (1, -1/3, -2/3) it is 3.7e-17, and advantages were a million."""
     with pytest.raises(ValueError, match=r"a reward is -.*, and the group's mean divides: give rewards from 0 up"):

@@ -30,8 +30,9 @@ def said(
     overrides=None,
     cut=None,
     lost=0,
+    model_step=None,
 ) -> str:
-    progress = Progress(steps_asked=5)
+    progress = Progress(steps_asked=5, model_step=done if model_step is None else model_step)
     progress.seconds_training, progress.held_out_after = 61.0, Proportion(3, 4)
     summary = {"steps_done": done, "steps_asked": 5}
     summary |= {
@@ -78,6 +79,12 @@ def test_one_whose_answers_were_cut_names_the_limit(run_dir, cut, is_said):
 def test_it_says_in_what_the_model_is_written(run_dir, config, line):
     (run_dir.model / "config.json").write_text(config)
     assert line in said(run_dir, 5) and "is written in" not in said(RunDir(run_dir.root / "none"), 5)
+
+
+def test_a_model_of_an_earlier_step_is_not_offered(run_dir):
+    text = said(run_dir, 4, model_step=2)
+    assert f"\n{run_dir.model} is of an earlier step: none was written at step 4\n" in text
+    assert "model " + str(run_dir.model) not in text and "titan-rl eval" not in text and "is written in" not in text
 
 
 def test_one_that_was_stopped_can_be_gone_on_with(run_dir):

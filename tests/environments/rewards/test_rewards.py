@@ -26,7 +26,7 @@ from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.records.statistics import Proportion
 
 REWARDS = '''
-import asyncio, json, math, re, sys, time
+import asyncio, json, math, os, re, sys, time
 from decimal import Decimal
 from fractions import Fraction
 
@@ -107,6 +107,9 @@ def swapped(completion, prompt, row):
 
 def of_answer(prompt, completion, ground_truth):
     return 1.0
+
+def asks_environment(prompt, completion, row):
+    return float(os.environ["A_KEY_OF_MINE"] if completion == "variable" else row["nothing"])
 
 NUMBER = 7
 '''  # fmt: skip
@@ -192,6 +195,13 @@ def test_a_function_with_verls_parameters_is_given_verls_arguments(folder):
     assert rewards("compute_later") == [{"reward": 1.0}] * 2
     with pytest.raises(UserCodeError, match=r"compute_parts: ValueError: gave {'acc': 1.0}: .* as 'score'"):
         rewards("compute_parts")
+
+
+def test_a_variable_of_the_environment_that_is_asked_for_is_told_to_be_away(folder):
+    """Whoever set it for the run would look for it in vain otherwise."""
+    variable, column = score(folder, config("asks_environment"), "variable", "column")
+    assert variable.message.endswith("; a reward sees no environment variables: read a file")
+    assert "KeyError: 'nothing'" in column.message and "environment" not in column.message.partition("KeyError")[2]
 
 
 def test_messages_are_given_as_the_row_has_them(folder):

@@ -101,7 +101,7 @@ def test_a_suites_metrics_have_its_name_and_its_numbers(result):
 
 def test_answers_that_could_not_be_scored_in_time_are_told(result):
     result.questions[1].answers[2:] = [answer(n, None, right=False, flexible=False, status="timeout") for n in (2, 3)]
-    assert "of the answers 2 of 8 could not be scored in time and count as wrong" in str(result)
+    assert "of the answers 2 of 8 could not be scored within verifier.score_timeout and count as wrong" in str(result)
     assert result.metrics["eval/s/timeouts"] == 2
     assert any(line.split()[2:] == ["timeouts,", "as", "wrong", "2"] for line in table([result]).splitlines())
 

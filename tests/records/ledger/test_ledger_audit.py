@@ -342,7 +342,7 @@ def witnessed(honest, tmp_path) -> Path:
     (tmp_path / "ledger.db").write_bytes(honest.read_bytes())
     record(tmp_path, 1, "a", "b")
     record(tmp_path, 2, "d")
-    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "reward": 0.5}\n')
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "reward": 0.5}}\n' for step in (1, 2)))
     (tmp_path / "checkpoints" / "step-000002").mkdir(parents=True)
     return tmp_path
 
@@ -369,6 +369,24 @@ def test_records_of_steps_that_the_run_went_back_from_say_nothing(witnessed):
 def test_rollouts_that_differ_are_named(witnessed, names, said):
     record(witnessed, 2, *names)
     assert said in contradictions(witnessed)
+
+
+@pytest.mark.parametrize(("lost", "kept"), [(1, 0), (2, 20), (1, 20)])
+def test_a_step_whose_metrics_were_lost_is_named(witnessed, lost, kept):
+    """A record that is cut is none; that of the last step before the last checkpoint may not be away either."""
+    path = witnessed / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[lost - 1] = lines[lost - 1][:kept] + "\n" * bool(kept)
+    path.write_text("".join(lines))
+    assert contradictions(witnessed) == [
+        f"step {lost} was trained, says the ledger, but metrics.jsonl has no record of it"
+    ]
+
+
+def test_the_metrics_of_a_step_after_the_last_checkpoint_may_be_on_their_way(witnessed):
+    ledger = Ledger(witnessed / "ledger.db")
+    ledger.settle({"e": [None] * SIZE}, 3)
+    assert contradictions(witnessed) == []
 
 
 def test_nonfinite_batches_may_be_among_a_steps_rollouts(witnessed):

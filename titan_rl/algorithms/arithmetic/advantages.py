@@ -64,15 +64,15 @@ def over_mean(rewards_G: np.ndarray) -> np.ndarray:
     Of rewards 0 and 1 the gradient is then that of the mean over the right answers alone, an estimate of that of
     log(share of right answers), less a baseline. Of rewards of both signs the mean may be as near to 0 as it likes.
 
-    Errors: ValueError for a negative reward among others.
+    Errors: ValueError for a negative reward.
 
     Source: MaxRL, arXiv 2602.02710.
     """
+    if (lowest := rewards_G.min()) < -_ROUNDING:
+        raise ValueError(f"a reward is {lowest:g}, and the group's mean divides: give rewards from 0 up, or take grpo")
     centred_G = centred(rewards_G)
     if not centred_G.any():
         return centred_G
-    if (lowest := rewards_G.min()) < -_ROUNDING:
-        raise ValueError(f"a reward is {lowest:g}, and the group's mean divides: give rewards from 0 up, or take grpo")
     return centred_G / (rewards_G.mean() + _EPSILON)
 
 

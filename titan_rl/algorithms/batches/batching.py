@@ -12,6 +12,7 @@ from titan_rl.algorithms.arithmetic.advantages import check_rewards
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batches.shaping import shaped
 from titan_rl.algorithms.offline.sft import SFT
+from titan_rl.config.errors import NamedFault
 from titan_rl.config.plugins import what_happened
 from titan_rl.config.sections.schema import AlgorithmConfig, Config, FilterConfig
 from titan_rl.data.batches.packing import pack, token_weights
@@ -187,7 +188,7 @@ def _custom_advantages(rollouts: list[Rollout]) -> list[float | np.ndarray]:
 def _samples(
     prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm, compared: list[Rollout] | None = None
 ) -> list[Sample]:
-    """``compared``: all that advantages are made of, these among them. Errors: RuntimeError that names the prompt."""
+    """``compared``: all that advantages are made of, these among them. Errors: NamedFault, with the prompt."""
     compared = rollouts if compared is None else compared
     try:
         advantages = _custom_advantages(rollouts)
@@ -196,7 +197,7 @@ def _samples(
             values = dict(zip(numbers, _advantages_by_seat(algorithm, compared), strict=True))
             advantages = [values[rollout.sample] for rollout in rollouts]
     except Exception as error:  # a user's algorithm may raise anything
-        raise RuntimeError(f"advantages of {prompt_id}: {what_happened(error)}") from error
+        raise NamedFault(f"advantages of {prompt_id}: {what_happened(error)}") from error
     return [
         Sample(
             *(rollout.tokens, rollout.provenance, rollout.logprobs, advantage, rollout.prompt_id, rollout.sample),
@@ -245,7 +246,7 @@ def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Grou
 def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layout: Layout) -> list[Batch]:
     """Batches of a step, one for each optimizer update, normalized by its own trained tokens.
 
-    Errors: RuntimeError that names the prompt if the algorithm has no advantages for its rollouts.
+    Errors: NamedFault, with the prompt, if the algorithm has no advantages for its rollouts.
     """
     aggregation, max_new_tokens = config.algorithm.aggregation, config.rollout.max_new_tokens
     return [

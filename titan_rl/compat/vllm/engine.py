@@ -1,5 +1,6 @@
 """vLLM's engine in this process: its scheduler's counts, and where its executor finds the other ranks."""
 
+import threading
 from dataclasses import replace
 
 from vllm import SamplingParams
@@ -7,6 +8,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor import uniproc_executor
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -26,8 +28,12 @@ REACHES = (
         "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher._distributed_args",
         "name shared memory by the engine, and give a rank its own device",
     ),
+    Reach("vllm.v1.executor.uniproc_executor:Lock", "lock within a process, and not by a semaphore in /dev/shm"),
 )
 VLLM.require(REACHES)
+
+# one between processes would be a semaphore, whose name in /dev/shm outlives a process that is killed
+uniproc_executor.Lock = threading.Lock  # pyright: ignore[reportPrivateImportUsage]
 
 
 def scheduler_of(engine: LLMEngine) -> Scheduler:

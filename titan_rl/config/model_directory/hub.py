@@ -45,6 +45,8 @@ def _path_from_hub(name: str, get: Callable[[], Path]) -> str:
         why = f"{none} no such model on the Hub (or it is private: `hf auth login`)"
     except errors.LocalEntryNotFoundError:
         why = f"{none} the Hub cannot be reached, nor does its cache hold such a model: give a directory"
+        if Path(name).name == "smollm2":
+            why += f", or make this one: titan-rl model smollm2 {name}"
     except (errors.HfHubHTTPError, errors.HFValidationError, HTTPError, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         why = f"{none} the Hub does not give such a model: {reason}"

@@ -47,22 +47,28 @@ def end_summary(
     if lost:
         told = " and ".join(f"{count} {key}" for key, count in lost.items())
         yield f"samples that nothing was learned from: {told}; titan-rl ledger {run_dir.root} tells more"
-    left = {"model": run_dir.model, "curves": run_dir.curves, "run": run_dir.root}
+    has_model = _holds_model(run_dir.model) and progress.model_step == steps_done
+    left = {"model": run_dir.model} if has_model else {}
+    left |= {"curves": run_dir.curves, "run": run_dir.root}
     yield "  ".join(f"{name} {path}" for name, path in left.items() if path.exists())
-    if (dtype := _dtype(run_dir.model)) is not None:
+    if _holds_model(run_dir.model) and not has_model:
+        yield f"{run_dir.model} is of an earlier step: none was written at step {steps_done}"
+    if has_model and (dtype := _dtype(run_dir.model)) is not None:
         rounded = "as it was trained" if dtype == "float32" else "rounded from the float32 that was trained"
         yield f"the model is written in {dtype}, {rounded} (checkpoint.export_dtype)"
-    commands = list(_next_commands(steps_done, num_steps, run_dir, command))
+    commands = list(_next_commands(steps_done, num_steps, run_dir, command, has_model=has_model))
     if commands:
         yield "next: " + "\n      ".join(commands)
 
 
-def _next_commands(steps_done: int, num_steps: int, run_dir: RunDir, command: TrainCommand) -> Iterator[str]:
+def _next_commands(
+    steps_done: int, num_steps: int, run_dir: RunDir, command: TrainCommand, *, has_model: bool
+) -> Iterator[str]:
     if steps_done < num_steps:
         yield command.resume(run_dir.root)
     if any(run_dir.rollouts.glob("step-*.parquet")):
         yield shlex.join(["titan-rl", "show", str(run_dir.root)])
-        if _holds_model(run_dir.model) and (evaluation := command.evaluate(run_dir.model)):
+        if has_model and (evaluation := command.evaluate(run_dir.model)):
             yield evaluation
 
 

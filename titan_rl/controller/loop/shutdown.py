@@ -171,3 +171,4 @@ class Shutdown:
         run_dir = self.run_dir
         folders = HostPath(run_dir.model), HostPath(run_dir.adapter), HostPath(run_dir.root)
         await self.trainer.call(TrainerEndpoints.save_hf(*folders, self.export_dtype))
+        self.progress.model_step = self.progress.step

@@ -81,7 +81,7 @@ def _listed(each: Recipe) -> Iterator[str]:
         where = f"{variant.gpus} GPU{'s' * (variant.gpus > 1)}" if variant.gpus else "CPU"
         references = " and ".join(variant.reference_curves) or "nothing published"
         measured = "measured here" if variant.measured else f"{NOT_MEASURED} here"
-        yield f"    {variant.name:26}{where:8}reference: {references}; {measured}"
+        yield f"    {variant.name:30}{where:8}reference: {references}; {measured}"
 
 
 def run(found: Recipe, variant: Variant, overrides: dict[str, dict[str, Any]], *, resume: bool) -> int:

@@ -11,6 +11,8 @@ A function that raises, or that gives anything but finite numbers, has failed: t
 import asyncio
 import inspect
 import math
+import os
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -92,8 +94,15 @@ class RewardedTask(TaskWrapper):
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
         except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
-            raise UserCodeError(f"{self.name}: {what_happened(error, source_file(self.function))}") from None
+            mend = "; a reward sees no environment variables: read a file" if _is_of_environment(error) else ""
+            raise UserCodeError(f"{self.name}: {what_happened(error, source_file(self.function))}{mend}") from None
         return as_parts(self.name, value)
+
+
+def _is_of_environment(error: BaseException) -> bool:
+    """Whether ``os.environ`` raised it, for a variable that is not set."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, KeyError) and frames[-1].f_code is type(os.environ).__getitem__.__code__
 
 
 class GradedTask(TaskWrapper):

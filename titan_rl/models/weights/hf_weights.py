@@ -18,7 +18,7 @@ from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.model_directory.directory import belonging_files, read_object, stored_tensors, weight_files
 from titan_rl.config.model_directory.safetensors_files import StoredTensor
 from titan_rl.config.model_directory.weight_checks import check_names
-from titan_rl.data.storage.files import sampled_checksum
+from titan_rl.data.storage.files import sampled_checksum, wanting
 from titan_rl.models.weights.shards import Shard, decoder_of, expected_shapes
 
 MOST_AS_TRAINED = 2_000_000_000
@@ -129,20 +129,21 @@ def export_dtypes(spec: ModelSpec, base: dict[str, torch.dtype], setting: str) -
 
 def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torch.dtype], device: torch.device) -> None:
     """Write an HF directory: tensors in ``dtypes``, which config.json says, too, the rest as in ``source``. All ranks
-    call; rank 0 writes. Errors: ValueError for a weight that float16 cannot hold."""
+    call; rank 0 writes. Errors: ValueError for a weight that float16 cannot hold; DiskFull."""
     tensors = {name: whole for name, whole in gather_whole(shards, dtypes, device) if whole is not None}
     if dist.get_rank():
         return
-    out.mkdir(parents=True, exist_ok=True)
-    for name in belonging_files(source):
-        (out / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(source / name, out / name)
     for name, tensor in tensors.items():
         if tensor.dtype == torch.float16 and not tensor.isfinite().all():
             raise ValueError(f"{name} is beyond what float16 holds: set checkpoint.export_dtype = 'bfloat16'")
     weights = {tensor.dtype for name, tensor in tensors.items() if not name.endswith(_ALWAYS_FLOAT32)}
-    _write_dtype(out / "config.json", weights)
-    save_torch_state_dict(tensors, out, metadata={"format": "pt"})
+    with wanting(out, sum(tensor.nbytes for tensor in tensors.values())):
+        out.mkdir(parents=True, exist_ok=True)
+        for name in belonging_files(source):
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, out / name)
+        _write_dtype(out / "config.json", weights)
+        save_torch_state_dict(tensors, out, metadata={"format": "pt"})
 
 
 def _write_dtype(path: Path, dtypes: set[torch.dtype]) -> None:

@@ -20,6 +20,8 @@ from titan_rl.records.metrics import read_metrics
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.rollouts import recorded_steps, sample_names
 
+_METRICS = "metrics.jsonl"
+
 Sample = tuple[str, int]
 """Prompt and number."""
 
@@ -27,26 +29,37 @@ Sample = tuple[str, int]
 def contradictions(root: Path) -> list[str]:
     """Contradictions between a run directory and its ledger, a line each; empty without one, or without a ledger."""
     unreadable, recorded = _recorded(root)
-    last_steps = _last_steps(root)
+    steps = _recorded_steps(root)
     try:
-        return unreadable + read(RunDir(root).ledger, lambda connection: _against(connection, recorded, last_steps))
+        return unreadable + read(RunDir(root).ledger, lambda connection: _against(connection, recorded, steps))
     except UnreadableLedger:  # told by whoever asks for its flaws
         return unreadable
 
 
-def _against(connection: sqlite3.Connection, recorded: dict[int, set[Sample]], last_steps: dict[str, int]) -> list[str]:
+def _against(connection: sqlite3.Connection, recorded: dict[int, set[Sample]], steps: dict[str, set[int]]) -> list[str]:
     problems, last = [], _last_step(connection)
+    last_steps = {what: max(its_steps, default=0) for what, its_steps in steps.items()}
     for step, names in recorded.items():
         rows = connection.execute("select prompt_id, sample, state from samples where step = ?", (step,))
         if settled := {(name, sample): state for name, sample, state in rows}:
             problems += _differences(connection, step, names, settled)
         elif step > last + 1:  # the one after the last may be in training, or have been when the run ended
             problems.append(f"rollouts of step {step} are recorded, but the ledger ends at step {last}")
-    return problems + [
+    problems += [
         f"{what} has step {step}, but the ledger ends at step {last}: its end was truncated, or lost in a power failure"
         for what, step in last_steps.items()
         if step > last
     ]
+    return problems + [
+        f"step {step} was trained, says the ledger, but metrics.jsonl has no record of it"
+        for step in _trained_steps(connection)
+        if step <= max(last_steps.values()) and step not in steps[_METRICS]
+    ]
+
+
+def _trained_steps(connection: sqlite3.Connection) -> list[int]:
+    rows = connection.execute("select distinct step from samples where state = 'trained' and typeof(step) = 'integer'")
+    return sorted(step for (step,) in rows)
 
 
 def _recorded(root: Path) -> tuple[list[str], dict[int, set[Sample]]]:
@@ -63,10 +76,10 @@ def _recorded(root: Path) -> tuple[list[str], dict[int, set[Sample]]]:
     return cannot, recorded
 
 
-def _last_steps(root: Path) -> dict[str, int]:
-    metrics = [int(record["step"]) for record in read_metrics(root) if "reward" in record]
-    checkpoints = CheckpointFolder(RunDir(root).checkpoints, 1).steps()
-    return {"metrics.jsonl": max(metrics, default=0), "a checkpoint": max(checkpoints, default=0)}
+def _recorded_steps(root: Path) -> dict[str, set[int]]:
+    """Steps that metrics and checkpoints are of: a run writes both once the ledger has the step."""
+    metrics = {int(record["step"]) for record in read_metrics(root) if "reward" in record}
+    return {_METRICS: metrics, "a checkpoint": set(CheckpointFolder(RunDir(root).checkpoints, 1).steps())}
 
 
 def _last_step(connection: sqlite3.Connection) -> int:

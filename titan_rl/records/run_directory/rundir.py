@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, read_resolved
 from titan_rl.config.model_directory.directory import read_object
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.storage.files import is_full, replace_text
@@ -157,6 +157,13 @@ def new_run_dir(config: Config, config_file: str | None) -> RunDir:
     root = Path(config.run.dir or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     check_place(root, write=True)
     if config.run.dir and root.exists() and any(root.iterdir()):
+        run_dir = RunDir(root)
+        if run_dir.is_in_use():
+            raise ConfigError(f"{root} is in use by another process: give another --run.dir")
+        try:
+            read_resolved(run_dir.config)
+        except ConfigError:
+            raise ConfigError(f"{root} is not empty, and holds no run: give another --run.dir") from None
         raise ConfigError(f"{root} holds a run already: continue it with --resume, or give another --run.dir")
     return RunDir(root)
 

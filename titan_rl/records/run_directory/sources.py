@@ -92,5 +92,5 @@ def check_sources(run_dir: RunDir, sources: Sources, instead: str = "or leave --
         if changed := sorted(name for name in names if now.get(name) != before.get(name)):
             what = f"{before[_COMMITS]!r}" if before.get(_COMMITS) else "what it was"
             raise ConfigError(
-                f"{setting} is not what {run_dir.root} was begun with: its {changed[0]} differs; give {what}, {instead}"
+                f"{setting} is not what {run_dir.root} was begun with (changed: {changed[0]}); give {what}, {instead}"
             )

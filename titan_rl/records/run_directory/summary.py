@@ -23,6 +23,8 @@ class Progress:
     started: float = field(default_factory=time.perf_counter)
     """On the performance counter."""
     step: int = 0
+    model_step: int | None = None
+    """Step of the model that this start has written."""
     held_out_before: Proportion | None = None
     held_out_after: Proportion | None = None
     seconds_to_first_step: float | None = None
