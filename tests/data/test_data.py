@@ -11,8 +11,10 @@ from row_tasks import write
 
 from titan_rl.algorithms.batches.batching import data_batch
 from titan_rl.algorithms.offline.dpo import DPO
+from titan_rl.algorithms.offline.kto import KTO
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import DataConfig, TaskConfig
+from titan_rl.controller.preflight.data_checks import label_notice
 from titan_rl.data.rows.datasets import Dataset, make_dataset, read_files
 from titan_rl.data.rows.examples import as_pairs, make_example, mismatched
 from titan_rl.data.rows.row_files import read_raw_rows
@@ -233,6 +235,21 @@ def test_answers_to_one_question_alone_are_no_labels_to_learn_from(tmp_path):
     config = {"algorithm": {"name": "kto"}, "data": data, "run": {"plugin_path": [str(tmp_path)]}}
     with pytest.raises(ConfigError, match="all rows to train on ask the same, .* add such rows"):
         check(load_config(None, config))
+
+
+@pytest.mark.parametrize(("label", "kind"), [(True, "desirable"), (False, "undesirable")])
+def test_labels_of_one_kind_alone_are_told(tmp_path, label, kind):
+    rows = [{"prompt": f"{n}+1=", "completion": "3", "label": label} for n in range(9)]
+
+    def notice(rows) -> list[str]:
+        write(tmp_path, rows, "data.jsonl")
+        settings = DataConfig(file="data.jsonl")
+        limits = dict(row_tokens=64, sample_tokens=64, max_held_out=1)
+        read = read_files(settings, "labels", [str(tmp_path)])
+        return label_notice(KTO(), make_dataset(read, settings, character_tokenizer(), **limits))
+
+    assert notice(rows) == [f"all rows to train on are {kind}: nothing says what is not"]
+    assert notice([row | {"label": n % 2 == 0} for n, row in enumerate(rows)]) == []
 
 
 # files

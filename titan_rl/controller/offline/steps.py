@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batches.batching import data_batch
 from titan_rl.algorithms.offline.kto import with_zero
@@ -19,7 +17,7 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.interface import HeldOut
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.rows.datasets import Dataset
-from titan_rl.data.rows.examples import Example, as_pairs, mismatched
+from titan_rl.data.rows.examples import Example, as_pairs, label_of, mismatched
 from titan_rl.data.types import Batch, Layout, Row, StepMetrics
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.members.trainers import Trainers
@@ -105,7 +103,7 @@ class DataSteps:
             return metrics.loss_metrics
         counts = {"": len(examples)}
         if self._is_labelled:
-            chosen = sum(_label(example) > 0 for example in examples)
+            chosen = sum(label_of(example) > 0 for example in examples)
             counts |= {"/chosen": chosen, "/rejected": len(examples) - chosen}
         return _means(metrics, counts)
 
@@ -121,7 +119,7 @@ class DataSteps:
         divergence = _means(metrics, {"": len(others)}).get(_LOG_RATIO, 0.0)
         # with a zero that is no number all samples would be at fault: the step itself tells whose are not finite
         zero = max(0.0, divergence) if math.isfinite(divergence) else 0.0
-        return [_with_advantage(example, with_zero(_label(example), zero)) for example in examples]
+        return [_with_advantage(example, with_zero(label_of(example), zero)) for example in examples]
 
 
 def _means(metrics: StepMetrics, counts: dict[str, int]) -> dict[str, float]:
@@ -132,13 +130,6 @@ def _means(metrics: StepMetrics, counts: dict[str, int]) -> dict[str, float]:
         count = counts[next(end for end in ends if name.endswith(end))]
         means[name] = mean * metrics.num_trained_tokens / max(count, 1)
     return means
-
-
-def _label(example: Example) -> float:
-    """Whether an answer is desirable (1) or not (-1)."""
-    label = example.samples[0].advantage
-    assert not isinstance(label, np.ndarray), "an answer of data has one label, and none for each token"
-    return label
 
 
 def _with_advantage(example: Example, advantage: float) -> Example:

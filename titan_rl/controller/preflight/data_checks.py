@@ -10,6 +10,7 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import MADE, MIXTURE, ChatTemplateConfig, Config
 from titan_rl.config.sections.suites import have_chats
 from titan_rl.data.rows.datasets import Dataset, FileRows, check_format, make_dataset, read_files
+from titan_rl.data.rows.examples import label_of
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.data.text.tokenizer import load_tokenizer
@@ -49,6 +50,14 @@ def row_notices(task: Task, dataset: Dataset | None) -> list[str]:
         rows = f"{len(places)} rows have" if len(places) > 1 else "1 row has"
         lines.append(f"{rows} no 'answer', which others have; see {places[0]}")
     return lines
+
+
+def label_notice(algorithm: Algorithm, dataset: Dataset | None) -> list[str]:
+    """Line about labelled rows of one kind alone; none otherwise."""
+    if dataset is None or algorithm.trains_on != "labels":
+        return []
+    kinds = {"desirable" if label_of(example) > 0 else "undesirable" for example in dataset.train}
+    return [f"all rows to train on are {kind}: nothing says what is not" for kind in kinds] if len(kinds) == 1 else []
 
 
 def template_notice(config: Config, task: Task) -> list[str]:

@@ -139,12 +139,19 @@ def _with_answer(example: Example, other: Sample) -> Example:
     )
 
 
+def label_of(example: Example) -> float:
+    """Label of an example of one answer: desirable (1) or not (-1)."""
+    label = example.samples[0].advantage
+    assert not isinstance(label, np.ndarray), "an answer of data has one label, and none for each token"
+    return label
+
+
 def as_pairs(examples: list[Example], row_tokens: int) -> list[Example]:
     """Preference pairs of labelled examples: the first desirable and the first undesirable answer to each question with
     both."""
     by_question: dict[str, dict[bool, Example]] = {}
     for example in examples:
-        by_question.setdefault(example.text, {}).setdefault(bool(example.samples[0].advantage > 0), example)
+        by_question.setdefault(example.text, {}).setdefault(label_of(example) > 0, example)
     both = (each for each in by_question.values() if len(each) == 2)
     pairs = [Example(each[True].place, each[True].text, each[True].samples + each[False].samples) for each in both]
     return [pair for pair in pairs if _has_one_prompt(pair) and pair.num_tokens <= row_tokens]
