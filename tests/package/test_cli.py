@@ -28,6 +28,7 @@ from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
 from titan_rl.diagnostics.bench.learning import off_policy
 from titan_rl.diagnostics.bench.learning import smollm2 as learning_smollm2
 from titan_rl.diagnostics.bench.learning import tomls as learning
+from titan_rl.diagnostics.bench.planning.growth import off_the_line
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.records.statistics import Proportion
 
@@ -328,6 +329,11 @@ def test_benches_are_known_and_the_machine_is_told():
 def test_the_benches_are_listed(capsys):
     assert main(["bench", "list"]) == 0
     assert capsys.readouterr().out.splitlines() == list(BENCHES)
+
+
+def test_growth_is_measured_by_the_distance_from_a_line():
+    assert off_the_line([1, 2, 4, 8], [3.0, 5.0, 9.0, 17.0]) == pytest.approx(0)
+    assert off_the_line([1, 2, 4, 8], [1.0, 4.0, 16.0, 64.0]) > 0.5
 
 
 def test_every_tiny_toml_is_measured_after_what_it_takes():

@@ -29,6 +29,7 @@ BENCHES = {
     "replacement": "titan_rl.diagnostics.bench.faults.replacement",
     "sandbox": "titan_rl.diagnostics.bench.faults.sandbox",
     "plan": "titan_rl.diagnostics.bench.planning.forecasts",
+    "growth": "titan_rl.diagnostics.bench.planning.growth",
     "colocated": "titan_rl.diagnostics.bench.steps.colocated",
     "overlap": "titan_rl.diagnostics.bench.steps.overlap",
     "slow-scorer": "titan_rl.diagnostics.bench.faults.slow_scorer",
