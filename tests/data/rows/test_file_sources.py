@@ -458,7 +458,7 @@ def test_a_run_is_resumed_with_its_own_files_and_weights_alone(tmp_path):
     weighted = [{"path": "a.jsonl", "weight": 2.0}, "b.jsonl"]
     write_sources(run, find_sources(recorded(tmp_path, file=weighted)))
     check_sources(run, find_sources(recorded(tmp_path, file=weighted)))
-    with pytest.raises(ConfigError, match="data.file is not what .* changed: weights"):
+    with pytest.raises(ConfigError, match=r"data.file is not what .* \(changed: weights\)"):
         check_sources(run, find_sources(recorded(tmp_path, file=["a.jsonl", "b.jsonl"])))
     write(tmp_path, sums(5), "b.jsonl")
     with pytest.raises(ConfigError, match="changed: file 2"):
