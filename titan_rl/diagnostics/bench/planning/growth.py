@@ -1,4 +1,4 @@
-"""Growth of a step of SmolLM2-135M: seconds and memory at 1, 2, 4 and 8 times the prompts, samples, new tokens.
+"""Growth of a step of SmolLM2-135M: seconds and memory over prompts, samples and new tokens, each up to eightfold.
 
     titan-rl bench growth --model.path models/smollm2
 
