@@ -17,7 +17,7 @@ from faults import wait_for
 
 from titan_rl.config.sections.schema import MetricsConfig
 from titan_rl.controller.console.display import Display
-from titan_rl.data.storage.files import DiskFull, LineFile, is_full, replace_text, unless_full
+from titan_rl.data.storage.files import DiskFull, LineFile, is_full, replace_text, unless_full, wanting
 from titan_rl.data.types import Group, Provenance, Rollout, Turn
 from titan_rl.diagnostics.ledger_report import read_ledger
 from titan_rl.records.ledger.audit import flaws
@@ -123,6 +123,9 @@ def test_a_full_disk_is_known_by_whatever_says_so():
     assert is_full(
         RuntimeError("Traceback ...\nSafetensorError: IoError(Os { code: 28, message: No space left on device })")
     )
+    with pytest.raises(DiskFull) as told, wanting(Path("model"), 9):
+        raise OSError(28, "No space left on device")
+    assert is_full(RuntimeError(f"trainer rank 0 raised DiskFull: {told.value} while the run went on"))
     assert not is_full(OSError(2, "no such file")) and not is_full(ValueError("full"))
     with pytest.raises(ValueError), unless_full():
         raise ValueError

@@ -83,7 +83,7 @@ def test_it_says_in_what_the_model_is_written(run_dir, config, line):
 
 def test_a_model_of_an_earlier_step_is_not_offered(run_dir):
     text = said(run_dir, 4, model_step=2)
-    assert f"\n{run_dir.model} is of an earlier step: none was written at step 4\n" in text
+    assert f"\n{run_dir.model} is not of step 4, at which none was written\n" in text
     assert "model " + str(run_dir.model) not in text and "titan-rl eval" not in text and "is written in" not in text
 
 

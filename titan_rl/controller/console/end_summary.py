@@ -52,7 +52,7 @@ def end_summary(
     left |= {"curves": run_dir.curves, "run": run_dir.root}
     yield "  ".join(f"{name} {path}" for name, path in left.items() if path.exists())
     if _holds_model(run_dir.model) and not has_model:
-        yield f"{run_dir.model} is of an earlier step: none was written at step {steps_done}"
+        yield f"{run_dir.model} is not of step {steps_done}, at which none was written"
     if has_model and (dtype := _dtype(run_dir.model)) is not None:
         rounded = "as it was trained" if dtype == "float32" else "rounded from the float32 that was trained"
         yield f"the model is written in {dtype}, {rounded} (checkpoint.export_dtype)"

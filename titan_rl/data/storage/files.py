@@ -11,7 +11,8 @@ from pathlib import Path
 import xxhash
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_TEXTS = ("No space left on device", "Disk quota exceeded", "os error 28", "database or disk is full")
+_SAID = "the disk is full"
+_TEXTS = (_SAID, "No space left on device", "Disk quota exceeded", "os error 28", "database or disk is full")
 """How it reads where only the text comes through: from other processes and other languages."""
 _WHOLE_BYTES, _NUM_SAMPLES, _SAMPLE_BYTES = 64 << 20, 256, 64 << 10
 _CRAMPED_BYTES = 1 << 20
@@ -45,7 +46,7 @@ def wanting(path: Path, num_bytes: int) -> Iterator[None]:
         if not is_full(error, path) or isinstance(error, DiskFull):
             raise
         wants, left = (f"{count / 1e6:,.3f} MB" for count in (num_bytes, _free_bytes(path)))
-        raise DiskFull(f"the disk is full: {path} wants {wants}, and {left} are left") from error
+        raise DiskFull(f"{_SAID}: {path} wants {wants}, and {left} are left") from error
 
 
 @contextmanager

@@ -99,8 +99,8 @@ class ReverseTextTask(Task):
                 f"task.options.min_words = {self.options.min_words} is more than max_words = "
                 f"{self.options.max_words}: lower it"
             )
-        self._passages = _with_words(self.options)
-        if not self._passages and not self.options.random_words:
+        self._passages = [] if self.options.random_words else _with_words(self.options)
+        if not (self._passages or self.options.random_words):
             raise ConfigError(
                 f"task.options.max_characters = {self.options.max_characters}: no passage has max_words = "
                 f"{self.options.max_words} words as short: raise it"
@@ -108,15 +108,17 @@ class ReverseTextTask(Task):
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         draw = random.Random(f"{stream} {seed} {index}")
-        passage: Sequence[str] = () if self.options.random_words else draw.choice(self._passages)
-        count = draw.randint(self.options.min_words, self.options.max_words)
-        if self.options.random_words:
-            words = passage = [_random_word(draw, self.options.max_characters) for _ in range(count)]
+        options = self.options
+        if options.random_words:
+            count = draw.randint(options.min_words, options.max_words)
+            passage = words = tuple(_random_word(draw, options.max_characters) for _ in range(count))
         else:
+            passage = draw.choice(self._passages)
+            count = draw.randint(options.min_words, options.max_words)
             start = draw.randint(0, len(passage) - count)
             words = passage[start : start + count]
         text = " ".join(words)
-        text = " ".join(text) if self.options.spaced else text
+        text = " ".join(text) if options.spaced else text
         return Prompt(f"{stream}/{index:07d}", text, text[::-1], {"passage": " ".join(passage)})
 
     def is_held_out(self, prompt: Prompt) -> bool:
