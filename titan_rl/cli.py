@@ -16,6 +16,7 @@ from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
 from titan_rl.diagnostics.principles import arguments as principles_arguments
 from titan_rl.diagnostics.web.collect import arguments as collect_arguments
+from titan_rl.service import arguments as serve_arguments
 from titan_rl.train import add_arguments, join_torchrun, train_command
 
 if TYPE_CHECKING:
@@ -102,11 +103,12 @@ def _parser() -> Parser:
 
     replay = commands.add_parser(
         "replay",
-        help="train recorded steps again and compare, bit for bit; --run.plugin_path FOLDER for code of your own",
+        help="train recorded steps, or a service's requests, again and compare, bit for bit; --run.plugin_path FOLDER "
+        "for code of your own",
     )
     replay.add_argument("run", type=Path, help="run directory")
-    replay.add_argument("--from", dest="first", type=int, required=True, metavar="A", help="first step")
-    replay.add_argument("--to", dest="last", type=int, required=True, metavar="B", help="last step")
+    replay.add_argument("--from", dest="first", type=int, required=True, metavar="A", help="first step or request")
+    replay.add_argument("--to", dest="last", type=int, required=True, metavar="B", help="last step or request")
     replay.add_argument("--json", action="store_true")
 
     chaos = commands.add_parser(
@@ -167,6 +169,10 @@ def _parser() -> Parser:
     bench = commands.add_parser("bench", help="measure; prints one JSON object with --json")
     bench.add_argument("name", help="which bench; `list` prints the names")
     bench.add_argument("--json", action="store_true")
+
+    serve_arguments.add_arguments(
+        commands.add_parser("serve", help="training and sampling for clients of the Tinker API, until Ctrl-C")
+    )
 
     tasks = commands.add_parser("tasks", help="list what can be trained on: a data file, or a reasoning-gym family")
     tasks.add_argument("--json", action="store_true")
@@ -320,6 +326,13 @@ def _plugin_path(overrides: dict) -> list[str]:
 
 
 def _replay(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.service.records.journal import is_service
+
+    if is_service(options.run):
+        from titan_rl.service.records.replaying import replay_requests
+
+        folders = _plugin_path(overrides)
+        return replay_requests(options.run, options.first, options.last, folders, as_json=options.json)
     from titan_rl.diagnostics.replay.replay import replay
 
     return replay(options.run, options.first, options.last, as_json=options.json, folders=_plugin_path(overrides))
@@ -380,6 +393,12 @@ def _recipe(options: argparse.Namespace, overrides: dict) -> int:
     return recipe(options, overrides)
 
 
+def _serve(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.service.command import serve
+
+    return serve(options, overrides)
+
+
 def _tasks(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.environments.reasoning_gym.families import described_families
     from titan_rl.environments.registry import list_tasks
@@ -407,6 +426,7 @@ _COMMANDS = {
     "host": _host,
     "launch": launch_command.launch,
     "recipe": _recipe,
+    "serve": _serve,
     "bench": _bench,
     "tasks": _tasks,
 }

@@ -21,13 +21,13 @@ FLOORS = (
     {"actors", "records"},
     {"controller"},
     {"train"},
-    {"diagnostics"},
+    {"diagnostics", "service"},
     {"cli"},
 )
 """From the bottom up. A room imports from lower floors and from itself, never from its own floor's other rooms."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 MAX_LINES = 500
-MAX_ENTRIES, MAX_ROOMS = 12, 14
+MAX_ENTRIES, MAX_ROOMS = 12, 15
 MEDIAN_FUNCTION = 8
 MAX_WORDS = 20
 """In the first sentence of a module's docstring."""

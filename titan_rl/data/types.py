@@ -173,6 +173,16 @@ class RequestRefused(ValueError):
 
 
 @dataclass(frozen=True)
+class PromptLogprobs:
+    """Log-probabilities of a prompt's tokens, each given those before it."""
+
+    tokens: np.ndarray
+    """int32 [T, 1 + K]: the prompt's own token, and behind it the K likeliest ones; row 0 holds zeros."""
+    logprobs: np.ndarray
+    """float32 [T, 1 + K]; row 0, which nothing comes before, holds NaN."""
+
+
+@dataclass(frozen=True)
 class Completion(FastPickle):
     """Answer of a generator to one seed of a request."""
 
@@ -190,6 +200,8 @@ class Completion(FastPickle):
     """Of the logits that it was sampled from; None: there were none."""
     forced: np.ndarray | None = None
     """Bool [T]: whether a token was forced, and not sampled; None: none was."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Where the request asks for them, of its first completion."""
 
 
 @dataclass
@@ -474,6 +486,8 @@ class Request:
     max_new_tokens: int
     temperature: float
     decoding: Decoding = Decoding()
+    prompt_logprobs: int | None = None
+    """Also the prompt's own log-probabilities, with so many of the likeliest tokens; None: not."""
 
     def check(self, vocabulary: int) -> None:
         """Check of a request's tokens.

@@ -37,7 +37,7 @@ from titan_rl.data.spans import Spans
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings, thinking_tags
 from titan_rl.data.text.tokenizer import read_tokenizer
-from titan_rl.data.types import Completion, Decoding, EngineStatistics, Request, RequestRefused
+from titan_rl.data.types import Completion, Decoding, EngineStatistics, PromptLogprobs, Request, RequestRefused
 from titan_rl.generator import vllm_backend, vllm_loader
 from titan_rl.generator.engine_arguments import engine_arguments
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
@@ -339,6 +339,7 @@ class GenerationEngine:
             mask=_mask(result, sample.masked_words),
             penalties=sample.decoding.penalties,
             forced=self._forced(output, sample.decoding),
+            prompt_logprobs=None if sample.place else _prompt_logprobs(output),
         )
         pending.left -= 1
         if not pending.left and not pending.future.done():
@@ -416,10 +417,23 @@ def _mask(result: CompletionOutput, num_words: int) -> SamplingMask | None:
     return SamplingMask.of([np.asarray(support) for support in supports], num_words)
 
 
+def _prompt_logprobs(output: RequestOutput) -> PromptLogprobs | None:
+    """None where the request does not ask for them."""
+    if output.prompt_logprobs is None:
+        return None
+    assert isinstance(output.prompt_logprobs, FlatLogprobs) and output.prompt_token_ids is not None
+    flat, count = output.prompt_logprobs, len(output.prompt_token_ids) - 1
+    width = len(flat.token_ids) // count if count else 1
+    tokens, logprobs = np.zeros((count + 1, width), np.int32), np.full((count + 1, width), np.nan, np.float32)
+    tokens[1:] = np.asarray(flat.token_ids, np.int32).reshape(count, width)
+    logprobs[1:] = np.asarray(flat.logprobs, np.float32).reshape(count, width)
+    return PromptLogprobs(tokens, logprobs)
+
+
 def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) -> SamplingParams:
     """vLLM's sampling parameters of one sample. Errors: VLLMValidationError for a setting beyond its limits."""
     settings = asdict(request.decoding)
-    stop, budget = list(settings.pop("stop")), settings.pop("thinking_budget")
+    stop, budget, stop_tokens = list(settings.pop("stop")), settings.pop("thinking_budget"), settings.pop("stop_tokens")
     return SamplingParams(
         **settings,
         stop=stop,
@@ -431,7 +445,9 @@ def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) 
         temperature=request.temperature,
         seed=seed,
         logprobs=0,
+        prompt_logprobs=request.prompt_logprobs if seed == request.seeds[0] else None,
         flat_logprobs=True,
-        stop_token_ids=stop_token_ids,
+        stop_token_ids=stop_token_ids if stop_tokens is None else list(stop_tokens),
+        ignore_eos=stop_tokens is not None,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

@@ -475,15 +475,16 @@ CHECKS = (
 )
 
 
-def check(config: Config, keys: Collection[str] | None = None) -> Checked:
-    """``keys``: which settings must have an effect; None: all. Errors: ConfigError with a line for whatever would keep
-    the run from its first step, as far as it can be told here."""
+def check(config: Config, keys: Collection[str] | None = None, only: Collection[str] | None = None) -> Checked:
+    """``keys``: which settings must have an effect, ``only``: names of the checks that apply; None: all. Errors:
+    ConfigError with a line for whatever would keep the run from its first step, as far as it can be told here."""
     checked = resolve(config, config.eval.prompts)
     read = Check("read", lambda c: check_read(c.config, c.algorithm, c.titan, c.task, keys))
     findings: list[str] = []
     failed: set[str] = set()
     for each in (read, *CHECKS):
-        if each.needs in failed or (each.asks_others and findings) or not each.applies(checked.config):
+        applies = each.applies(checked.config) and (only is None or each.name in only)
+        if not applies or each.needs in failed or (each.asks_others and findings):
             continue
         try:
             checked = each.run(checked) or checked

@@ -36,6 +36,8 @@ class Decoding:
     """Sample from tokens at least this share as likely as the likeliest one."""
     stop: tuple[str, ...] = ()
     """Texts after which an answer ends; they are its last part."""
+    stop_tokens: tuple[int, ...] | None = None
+    """Tokens after which an answer ends, which are its last ones; None: the model's own."""
     repetition_penalty: float = 1.0
     """Of words in prompt or answer: logits above 0 are divided by it, others multiplied."""
     presence_penalty: float = 0.0

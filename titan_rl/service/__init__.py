@@ -1,0 +1,1 @@
+"""Training as a service: the mesh behind the Tinker API."""

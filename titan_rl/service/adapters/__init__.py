@@ -1,0 +1,1 @@
+"""Adapters of clients, on the trainer's ranks and on the generators."""

@@ -1,0 +1,116 @@
+"""``titan-rl serve CONFIG``: training and sampling for clients of the Tinker API, until Ctrl-C.
+
+The mesh is a run's: a trainer, whose adapters are the clients', and generators. Only this machine reaches the server,
+and only with the key that it prints.
+"""
+
+import argparse
+import asyncio
+import json
+import secrets
+import signal
+import socket
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK
+from titan_rl.config.io.printable import say
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.sections.schema import Config
+from titan_rl.mesh.forking.forking import can_start_early, servers_started_early
+from titan_rl.mesh.resources.open_files import raise_open_files
+
+_HOST = "127.0.0.1"
+_GRACE_SECONDS = 2
+_KINDS = ("trainer", "generator")
+_CHECKS = ("settings together", "algorithm", "model", "adapted head", "decoding", "transport", "placement", "hosts")
+"""Of those of a run, the ones that do not ask what it trains on."""
+
+
+def serve(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> int:
+    """Serve until a signal; the exit code. Errors: ConfigError before anything starts."""
+    config = load_config(options.file, overrides)
+    _check(config)
+    raise_open_files()
+    early = servers_started_early(_KINDS) if can_start_early(config) else nullcontext()
+    with _listen(options.port) as listener, early:
+        return asyncio.run(_serve(config, listener, options.name, as_json=options.json))
+
+
+def _check(config: Config) -> None:
+    """Errors: ConfigError for what no service can have."""
+    if not config.lora.rank:
+        raise ConfigError("serve trains adapters of one base model: set [lora] rank, such as 32")
+    if config.lora.adapter:
+        raise ConfigError("lora.adapter: clients begin with adapters of their own: leave it out")
+    if config.rollout.temperature != 1.0:
+        raise ConfigError("rollout.temperature: clients choose their own: leave it out")
+    if config.hosts.is_on:
+        raise ConfigError("serve is for this machine: leave [hosts] out")
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server((_HOST, port))
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot listen at port {port}: {why}; give another --port, or leave it out") from None
+
+
+async def _serve(config: Config, listener: socket.socket, name: str | None, *, as_json: bool) -> int:
+    from titan_rl.service.session import ServiceSession
+
+    key = f"tml-{secrets.token_urlsafe(32)}"
+    session = ServiceSession.open(config, name, checks=_CHECKS)
+    try:
+        await session.start()
+        address = f"http://{_HOST}:{listener.getsockname()[1]}"
+        _announce(session, address, key, as_json=as_json)
+        await _until_stopped(session, listener, key)
+    finally:
+        await session.close()
+    return EXIT_FAULT if session.fault else EXIT_OK
+
+
+def _announce(session: Any, address: str, key: str, *, as_json: bool) -> None:
+    if as_json:
+        say(json.dumps({"base_url": address, "api_key": key, "base_model": session.model.name}))
+        return
+    say(f"export TINKER_BASE_URL={address}")
+    say(f"export TINKER_API_KEY={key}")
+    say(f"The base model is {session.model.name!r}. Only this machine reaches the server. Ctrl-C ends it.")
+
+
+async def _until_stopped(session: Any, listener: socket.socket, key: str) -> None:
+    """Serve until a signal, or until the session has a fault."""
+    import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
+    from titan_rl.service.application import application
+
+    settings = uvicorn.Config(
+        application(session.service, key),
+        http=reject_other_users(AutoHTTPProtocol),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+        backlog=MOST_WAITING,
+    )
+    server: Any = uvicorn.Server(settings)
+    server.capture_signals = nullcontext  # they are the command's own
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.should_exit = True
+
+    session.on_fault = stop
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(ValueError):
+                loop.remove_signal_handler(number)

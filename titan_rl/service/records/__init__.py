@@ -1,0 +1,1 @@
+"""What a service keeps: checkpoints of adapters, and the record of training requests."""

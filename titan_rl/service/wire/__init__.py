@@ -1,0 +1,1 @@
+"""The Tinker API on the wire: requests read, answers written."""
