@@ -89,6 +89,27 @@ def test_gradients_of_several_passes_add_up(make_bank):
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 
+def test_examples_that_share_a_prompt_have_the_gradients_that_they_have_apart(make_bank):
+    random, results = np.random.default_rng(3), []
+    prompt, answers = random.integers(5, _VOCABULARY, 12), random.integers(5, _VOCABULARY, (3, 6))
+    examples = []
+    for place, answer in enumerate(answers):
+        full = np.concatenate([prompt, answer])
+        coefficients = np.where(np.arange(17) < 11, 0, place - 1.5).astype(np.float32)
+        nothing = np.zeros(17, np.float32)
+        examples.append(TrainingExample(full[:-1], full[1:], coefficients, nothing - 4, nothing + 1))
+    for share in (True, False):
+        bank, packed = make_bank(), pack_examples(examples, Layout(1, 64), share=share)
+        bank.create("a", seed=1)
+        passed = bank.forward_backward("a", packed.rows[0], "ppo", {}, backward=True)
+        logprobs = np.concatenate(packed.logprobs({0: passed.logprobs}))
+        results.append((len(packed.rows[0][0].tokens_T), passed.loss, bank.step("a", _ADAM), logprobs))
+    (few, *shared), (many, *apart) = results
+    assert (few, many) == (12 + 3 * 5, 3 * 17)
+    assert shared[:2] == pytest.approx(apart[:2], rel=1e-5)
+    np.testing.assert_allclose(shared[2], apart[2], atol=1e-5)
+
+
 def test_a_forward_pass_alone_has_the_same_logprobs_and_leaves_no_gradient(make_bank):
     bank, rows = make_bank(), _rows(1)
     bank.create("a", seed=1)

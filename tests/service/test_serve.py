@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ import tinker
 from tinker import types
 from waiting import eventually
 
-from titan_rl.config.command_line import EXIT_OK, EXIT_USER
+from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_USER
+from titan_rl.service.records.journal import read_journal
 
 pytestmark = pytest.mark.slow
 _RANK, _STEPS = 8, 6
@@ -174,6 +176,20 @@ def test_a_loss_that_is_not_known_and_a_token_too_far_are_one_line_and_the_next_
         trainer.forward_backward([_datum([5, 6, 1 << 20])], "cross_entropy").result()
     client.close("errored").result()
     assert _taught(served, 7, 1)
+
+
+def test_a_replay_of_the_requests_finds_the_same_bits_and_names_the_one_that_differs(served, undisturbed, tmp_path):
+    count = len((served.run / "requests.jsonl").read_text().splitlines())
+    copy = shutil.copytree(served.run, tmp_path / "copy")
+    line = next(number for number, entry in enumerate(read_journal(copy), 1) if entry.kind == "optim_step")
+    lines = (copy / "requests.jsonl").read_text().splitlines()
+    other = json.loads(lines[line - 1]) | {"answer": "0" * 32}
+    (copy / "requests.jsonl").write_text("\n".join([*lines[: line - 1], json.dumps(other), *lines[line:]]) + "\n")
+    command = [sys.executable, "-m", "titan_rl.cli", "replay", str(copy), "--from", "1", "--to", str(count), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == EXIT_FAULT, ended.stderr[-3000:]
+    told = json.loads(ended.stdout)
+    assert told["different"] == [line] and sum(told["requests"].values()) == count
 
 
 def test_without_the_key_nothing_is_answered(served):

@@ -36,6 +36,8 @@ class TokenLoss(Algorithm):
 
     is_token_sum = True
     asks_of_whole_rollouts = False
+    skips_zeros = True
+    """Whether the loss is that of tokens whose advantage is not 0 alone."""
 
     def advantages(self, rollouts: list[Rollout]) -> list[float]:
         """Errors: NotImplementedError, since clients compute them."""
@@ -109,6 +111,7 @@ class QuadraticPenalty:
 class DRO(TokenLoss):
     Settings = QuadraticPenalty
     is_still_without_advantage = False
+    skips_zeros = False
 
     def of_tokens(self, inputs: LossInputs) -> torch.Tensor:
         squared_S = (inputs.logprob_S - inputs.sampling_logprob_S).square()
@@ -118,6 +121,7 @@ class DRO(TokenLoss):
 class GSPOToken(ClippedLoss):
     is_token_sum = False
     asks_of_whole_rollouts = True
+    skips_zeros = False
 
     def of_tokens(self, inputs: LossInputs) -> torch.Tensor:
         log_ratios = inputs.logprob_S, inputs.sampling_logprob_S, inputs.weight_S, inputs.offsets_N

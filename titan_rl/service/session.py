@@ -49,9 +49,7 @@ class ServiceSession:
             callbacks=MeshCallbacks(log=self.log, record_event=self._record_event, on_lost=self._lost),
             placement=ProcessPlacement(launcher=checked.launcher, devices=devices),
         )
-        self._training = AdapterTraining(
-            self._running, titan.layout, config.mesh.transport, (run_dir.root / "adapters").absolute()
-        )
+        self._training = AdapterTraining(self._running, config, titan.layout, (run_dir.root / "adapters").absolute())
         self._weights = ServedWeights(self._running, self._training)
         self.model = ServedModel(
             name or Path(path).name,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from titan_rl.algorithms.token_losses import TOKEN_LOSSES
+from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Layout
 from titan_rl.mesh.channel.batches import StagedRows
 from titan_rl.mesh.members.adapter_endpoints import AdamSettings, AdapterEndpoints, Answered, PassResult
@@ -73,9 +75,10 @@ class AdapterTraining:
 
     Errors of all calls: RequestFailed; ActorFault when the trainer cannot be repaired."""
 
-    def __init__(self, meshes: Callable[[], Meshes], layout: Layout, transport: str, folder: Path) -> None:
+    def __init__(self, meshes: Callable[[], Meshes], config: Config, layout: Layout, folder: Path) -> None:
         """``folder``: of the states that a repair begins from."""
-        self._meshes, self._layout, self._transport, self._folder = meshes, layout, transport, folder
+        self._meshes, self._layout, self._folder = meshes, layout, folder
+        self._transport, self._share = config.mesh.transport, config.rollout.share_prefix
         self._histories: dict[str, _History] = {}
         self._shown: Path | None = None
         """PEFT directory whose weights generators have; None: the base model's."""
@@ -120,7 +123,8 @@ class AdapterTraining:
     ) -> PassAnswer:
         """Forward and backward pass, or a forward pass alone."""
         try:
-            packed = pack_examples(examples, self._layout)
+            skips_zeros = TOKEN_LOSSES[loss].skips_zeros
+            packed = pack_examples(examples, self._layout, share=self._share, skips_zeros=skips_zeros)
         except ValueError as error:
             raise RequestFailed(str(error)) from None
 

@@ -64,7 +64,7 @@ async def _replayed(run_dir: RunDir, checked: Checked, devices: object, entries:
             logs=Path(folder),
             placement=ProcessPlacement(launcher=checked.launcher, devices=devices),  # type: ignore[arg-type]
         )
-        training = AdapterTraining(lambda: meshes, checked.titan.layout, config.mesh.transport, Path(folder))
+        training = AdapterTraining(lambda: meshes, config, checked.titan.layout, Path(folder))
         requests = TrainingRequests(training, config.run.seed)
         try:
             await meshes.start()
