@@ -62,7 +62,9 @@ def test_over_deviations_of_the_episodes_and_of_each_state():
 
 
 def test_without_omega_it_is_grpo():
-    for of_tokens, number in zip(GiGPO(GiGPO.Settings(omega=0.0)).advantages(GROUP), GRPO().advantages(GROUP), strict=True):
+    for of_tokens, number in zip(
+        GiGPO(GiGPO.Settings(omega=0.0)).advantages(GROUP), GRPO().advantages(GROUP), strict=True
+    ):
         assert of_tokens.tolist() == pytest.approx([number] * len(of_tokens))
 
 

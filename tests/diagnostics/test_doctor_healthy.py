@@ -179,7 +179,9 @@ def test_updates_are_of_the_doctors_size_and_are_taken_back(model, tables):
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("base", ["grpo_tiny", "gspo_tiny", "cispo_tiny", "ppo_tiny", "dapo_tiny", "sapo_tiny", "dppo_tiny"])
+@pytest.mark.parametrize(
+    "base", ["grpo_tiny", "gspo_tiny", "cispo_tiny", "ppo_tiny", "dapo_tiny", "sapo_tiny", "dppo_tiny"]
+)
 def test_a_token_of_weight_0_makes_nothing_nan(model, base):
     actors = LocalActors(resolve(load_config(base)), model)
     assert "finite" in asyncio.run(layouts.unweighed(CheckContext(actors.checked, model, actors)))

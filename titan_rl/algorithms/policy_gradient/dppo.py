@@ -1,9 +1,9 @@
 """DPPO, divergence proximal policy optimization: a mask by divergence in the place of the clip.
 
-    surrogate = M r A;    M = 0 where the update leads away (A > 0 and r > 1, or A < 0 and r < 1) and D > threshold, else 1
+    surrogate = M r A;    M = 0 where (A > 0 and r > 1, or A < 0 and r < 1) and D > threshold, else 1
 
-D is the divergence of sampler and policy at the token, estimated by the sampled token's probabilities alone. A masked
-token has no gradient; any other has REINFORCE's, times its ratio, which nothing bounds. So a rare token may become a
+D is the divergence of sampler and policy at the token, estimated by the sampled token's probabilities alone. A token is
+masked where its update would lead further away; it then has no gradient. Any other has REINFORCE's, times its ratio. So a rare token may become a
 hundred times as likely, where PPO stops it at 1 + clip_high, and a likely one may not lose a quarter of all
 probability, where PPO lets it.
 

@@ -51,5 +51,7 @@ class GDPO(PolicyGradient):
     def _weight(self, name: str) -> float:
         weights = self.settings.reward_weights
         if name and weights and name not in weights:
-            raise ValueError(f"reward_weights has no {name!r}, a part of the reward: add it, with 0 to leave the part out")
+            raise ValueError(
+                f"reward_weights has no {name!r}, a part of the reward: add it, with 0 to leave the part out"
+            )
         return weights.get(name, 1.0)

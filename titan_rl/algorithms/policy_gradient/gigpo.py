@@ -2,7 +2,8 @@
 
     A = A_episode + omega A_step
     A_episode = (reward - mean) / deviation over the group's rollouts
-    A_step = (G_t - mean) / deviation over the group's turns with an equal anchor;    G_t = sum_{u >= t} discount^(u - t) r_u
+    A_step = (G_t - mean) / deviation over the group's turns with an equal anchor
+    G_t = sum_{u >= t} discount^(u - t) r_u
 
 both without the deviation if not ``normalize_std``. r_u are rewards of turns as turn_grpo.py has them.
 
