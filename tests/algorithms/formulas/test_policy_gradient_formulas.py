@@ -165,7 +165,7 @@ def published_surrogate(cls, s, logprob, held, old, sampling, advantage):
         return -4 / tau / (1 + np.exp(-tau * (ratio - 1))) * advantage
     loss = np.maximum(-advantage * ratio, -advantage * np.clip(ratio, 1 - s.clip_low, 1 + s.clip_high))
     if cls is DPPO:
-        loss = -published_mask(s, held, sampling, advantage) * ratio * advantage
+        loss = np.where(published_mask(s, held, sampling, advantage), -ratio * advantage, 0.0)
     if s.dual_clip is not None:
         loss = np.where(advantage < 0, np.minimum(-advantage * s.dual_clip, loss), loss)
     return loss

@@ -21,7 +21,7 @@ def found(algorithm, policy: float, sampler: float, advantage: float, **columns)
     columns = {name: torch.tensor([math.log(value)], dtype=torch.float64) for name, value in columns.items()}
     loss, metrics = algorithm.loss(replace(inputs, **columns))
     [gradient] = torch.autograd.grad(loss, [logprob_S])
-    return float(loss), float(gradient), {name: float(value) for name, value in metrics.items()}
+    return loss.item(), gradient.item(), {name: float(value) for name, value in metrics.items()}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_binary_divergences_by_hand(token, kl):
 def test_a_certain_token_has_a_finite_divergence(logprobs):
     for kind in ("tv", "kl"):
         divergence_S = binary_divergence(*(torch.tensor([value]) for value in logprobs), kind)
-        assert torch.isfinite(divergence_S).all() and (divergence_S >= 0).all()
+        assert torch.isfinite(divergence_S).all() and divergence_S.item() > -1e-6
 
 
 @pytest.mark.parametrize(("sampler", "masked"), [(0.6, True), (0.7, False)])
