@@ -3,9 +3,9 @@
     surrogate = M r A;    M = 0 where (A > 0 and r > 1, or A < 0 and r < 1) and D > threshold, else 1
 
 D is the divergence of sampler and policy at the token, estimated by the sampled token's probabilities alone. A token is
-masked where its update would lead further away; it then has no gradient. Any other has REINFORCE's, times its ratio. So a rare token may become a
-hundred times as likely, where PPO stops it at 1 + clip_high, and a likely one may not lose a quarter of all
-probability, where PPO lets it.
+masked where its update would lead further away; it then has no gradient. Any other has REINFORCE's, times its ratio.
+So a rare token may become a hundred times as likely, where PPO stops it at 1 + clip_high, and a likely one may not
+lose a fifth of all probability, where PPO lets it.
 
 D and the directions are of the sampler's distribution, also with ``decoupled``: the paper found that a trust region
 around a recomputed policy collapses (section 5.2), and warns of truncated importance, too (section 5.4).
