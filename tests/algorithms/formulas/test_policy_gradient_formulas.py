@@ -143,6 +143,7 @@ def published_is_rejected(s, sample, held) -> bool:
 
 def published_mask(s, held, sampling, advantage):
     """DPPO, equations 12 to 14: whether a token is kept."""
+    held, sampling = np.minimum((held, sampling), 0)
     (p, q), eps = np.exp((held, sampling)), np.finfo(np.float64).eps
     divergence, threshold = np.abs(p - q), s.threshold or 0.15
     if s.divergence == "kl":

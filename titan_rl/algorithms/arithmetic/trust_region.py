@@ -27,12 +27,12 @@ def binary_divergence(
 
     With q the sampler's probability of the token and p the policy's: total variation |q - p|, or
     KL(q || p) = q log(q / p) + (1 - q) log((1 - q) / (1 - p)). Both are bounds from below of the divergence over the
-    vocabulary. What is left for other tokens is taken to be no less than a rounding error. No gradient flows; NaN
-    where a log-probability is NaN.
+    vocabulary. A log-probability above 0 is rounding, and counts as 0; what is left for other tokens is taken to be no
+    less than a rounding error. No gradient flows; NaN where a log-probability is NaN.
 
     Source: DPPO, arXiv 2602.04879, equations 13 and 14.
     """
-    logprob_S = logprob_S.detach()
+    logprob_S, sampling_logprob_S = logprob_S.detach().clamp(max=0), sampling_logprob_S.clamp(max=0)
     if kind == "tv":
         return (logprob_S.exp() - sampling_logprob_S.exp()).abs()
     rest_S, sampling_rest_S = _rest(logprob_S), _rest(sampling_logprob_S)
