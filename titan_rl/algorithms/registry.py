@@ -17,20 +17,20 @@ from titan_rl.algorithms.offline.reference_free import ORPO, SimPO
 from titan_rl.algorithms.offline.reward_model import RewardModel
 from titan_rl.algorithms.offline.sft import SFT
 from titan_rl.algorithms.policy_gradient.base import PolicyGradientSettings
-from titan_rl.algorithms.policy_gradient.cispo import CISPO
-from titan_rl.algorithms.policy_gradient.dapo import DAPO
 from titan_rl.algorithms.policy_gradient.distillation import Distillation
-from titan_rl.algorithms.policy_gradient.dppo import DPPO
 from titan_rl.algorithms.policy_gradient.gdpo import GDPO
 from titan_rl.algorithms.policy_gradient.gigpo import GiGPO
 from titan_rl.algorithms.policy_gradient.grpo import GRPO, DrGRPO
-from titan_rl.algorithms.policy_gradient.gspo import GSPO
 from titan_rl.algorithms.policy_gradient.maxrl import MaxRL
 from titan_rl.algorithms.policy_gradient.ppo import PPO
 from titan_rl.algorithms.policy_gradient.prime import PRIME
+from titan_rl.algorithms.policy_gradient.ratios.cispo import CISPO
+from titan_rl.algorithms.policy_gradient.ratios.dapo import DAPO
+from titan_rl.algorithms.policy_gradient.ratios.dppo import DPPO
+from titan_rl.algorithms.policy_gradient.ratios.gspo import GSPO
+from titan_rl.algorithms.policy_gradient.ratios.sapo import SAPO
 from titan_rl.algorithms.policy_gradient.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.policy_gradient.rloo import RLOO
-from titan_rl.algorithms.policy_gradient.sapo import SAPO
 from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened

@@ -14,14 +14,14 @@ import torch
 from kernel_checks import run_interpreted
 
 from titan_rl.algorithms.base import LossInputs, Needs
-from titan_rl.algorithms.policy_gradient.cispo import CISPO
-from titan_rl.algorithms.policy_gradient.dapo import DAPO
-from titan_rl.algorithms.policy_gradient.dppo import DPPO
 from titan_rl.algorithms.policy_gradient.grpo import GRPO, DrGRPO
-from titan_rl.algorithms.policy_gradient.gspo import GSPO
+from titan_rl.algorithms.policy_gradient.ratios.cispo import CISPO
+from titan_rl.algorithms.policy_gradient.ratios.dapo import DAPO
+from titan_rl.algorithms.policy_gradient.ratios.dppo import DPPO
+from titan_rl.algorithms.policy_gradient.ratios.gspo import GSPO
+from titan_rl.algorithms.policy_gradient.ratios.sapo import SAPO
 from titan_rl.algorithms.policy_gradient.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.policy_gradient.rloo import RLOO
-from titan_rl.algorithms.policy_gradient.sapo import SAPO
 from titan_rl.algorithms.registry import ALGORITHMS
 
 INF, NAN = math.inf, math.nan

@@ -8,9 +8,9 @@ import torch
 
 from titan_rl.algorithms.arithmetic.trust_region import binary_divergence, soft_gate
 from titan_rl.algorithms.base import LossInputs
-from titan_rl.algorithms.policy_gradient.dppo import DPPO
 from titan_rl.algorithms.policy_gradient.grpo import GRPO
-from titan_rl.algorithms.policy_gradient.sapo import SAPO
+from titan_rl.algorithms.policy_gradient.ratios.dppo import DPPO
+from titan_rl.algorithms.policy_gradient.ratios.sapo import SAPO
 
 
 def found(algorithm, policy: float, sampler: float, advantage: float, **columns) -> tuple[float, float, dict]:

@@ -1,4 +1,4 @@
-"""GiGPO: a turn is compared with the group's turns that began in the same state, and its rollout with the group's.
+"""GiGPO: a turn is compared with turns that began in the same state, its rollout with the group.
 
     A = A_episode + omega A_step
     A_episode = (reward - mean) / deviation over the group's rollouts

@@ -1,4 +1,4 @@
-"""SAPO: a soft gate in the place of the clip, which fades a token's gradient out as its ratio leaves 1.
+"""SAPO: a soft gate in the place of the clip, fading gradients out as ratios leave 1.
 
     surrogate = 4 / tau sigmoid(tau (r - 1)) A;    tau = tau_positive where A > 0, tau_negative elsewhere
 
