@@ -30,6 +30,8 @@ CASES = [
     ("rloo", CORRECTED | {"importance": "geometric", "importance_bound": "mask"}),
     ("reinforce_pp", KL | CORRECTED | {"kl_in": "reward", "kl_estimator": "k1", "discount": 0.9}),
     ("dapo", KL | {"kl_in": "reward", "kl_estimator": "k2"}),
+    ("sapo", KL | CORRECTED | {"kl_estimator": "k3_unbiased"}),
+    ("dppo", KL | CORRECTED | {"divergence": "kl", "threshold": 0.001}),
 ]
 TOLD = [
     (name, options)

@@ -179,7 +179,9 @@ def test_updates_are_of_the_doctors_size_and_are_taken_back(model, tables):
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("base", ["grpo_tiny", "gspo_tiny", "cispo_tiny", "ppo_tiny", "dapo_tiny"])
+@pytest.mark.parametrize(
+    "base", ["grpo_tiny", "gspo_tiny", "cispo_tiny", "ppo_tiny", "dapo_tiny", "sapo_tiny", "dppo_tiny"]
+)
 def test_a_token_of_weight_0_makes_nothing_nan(model, base):
     actors = LocalActors(resolve(load_config(base)), model)
     assert "finite" in asyncio.run(layouts.unweighed(CheckContext(actors.checked, model, actors)))
@@ -207,7 +209,7 @@ def context_of(base: str | None = "quickstart", **tables) -> CheckContext:
 
 
 AGENTS = {"run": {"plugin_path": [str(EXAMPLES)]}, "task": {"name": "nim:SelfPlay", "options": {"heap": 9}}}
-GROUPED = ("grpo", "dr_grpo", "rloo", "gspo", "cispo", "dapo", "maxrl", "turn_grpo")
+GROUPED = ("grpo", "dr_grpo", "rloo", "gspo", "cispo", "dapo", "maxrl", "turn_grpo", "sapo", "dppo", "gigpo")
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
@@ -218,7 +220,7 @@ def test_made_rollouts_of_a_healthy_algorithm_are_healthy(name, aggregation):
     assert "1, 0, 0" in asyncio.run(arithmetic.magnitude(context))
 
 
-@pytest.mark.parametrize("base", ["ppo_tiny", "reinforce_pp_tiny", "prime_tiny"])
+@pytest.mark.parametrize("base", ["ppo_tiny", "reinforce_pp_tiny", "prime_tiny", "gdpo_tiny"])
 def test_rewards_that_roles_make_advantages_of_are_no_alarm(base):
     assert asyncio.run(arithmetic.branches(context_of(base)))
     assert asyncio.run(arithmetic.magnitude(context_of(base)))

@@ -115,7 +115,7 @@ def test_nothing_of_a_step_is_on_the_host(tmp_path, monkeypatch, family, form):
     forward_backward(model, GRPO)
 
 
-@pytest.mark.parametrize("name", ["dapo", "gspo", "cispo", "rloo", "reinforce_pp", "maxrl"])
+@pytest.mark.parametrize("name", ["dapo", "gspo", "cispo", "rloo", "reinforce_pp", "maxrl", "sapo", "dppo"])
 def test_nothing_of_a_loss_is_on_the_host(tmp_path, monkeypatch, name):
     make_tiny(tmp_path, seed=1, hidden_size=64, num_layers=1)
     algorithm = make_algorithm(AlgorithmConfig(name=name), [])

@@ -17,14 +17,18 @@ from titan_rl.algorithms.offline.reference_free import ORPO, SimPO
 from titan_rl.algorithms.offline.reward_model import RewardModel
 from titan_rl.algorithms.offline.sft import SFT
 from titan_rl.algorithms.policy_gradient.base import PolicyGradientSettings
-from titan_rl.algorithms.policy_gradient.cispo import CISPO
-from titan_rl.algorithms.policy_gradient.dapo import DAPO
 from titan_rl.algorithms.policy_gradient.distillation import Distillation
+from titan_rl.algorithms.policy_gradient.gdpo import GDPO
+from titan_rl.algorithms.policy_gradient.gigpo import GiGPO
 from titan_rl.algorithms.policy_gradient.grpo import GRPO, DrGRPO
-from titan_rl.algorithms.policy_gradient.gspo import GSPO
 from titan_rl.algorithms.policy_gradient.maxrl import MaxRL
 from titan_rl.algorithms.policy_gradient.ppo import PPO
 from titan_rl.algorithms.policy_gradient.prime import PRIME
+from titan_rl.algorithms.policy_gradient.ratios.cispo import CISPO
+from titan_rl.algorithms.policy_gradient.ratios.dapo import DAPO
+from titan_rl.algorithms.policy_gradient.ratios.dppo import DPPO
+from titan_rl.algorithms.policy_gradient.ratios.gspo import GSPO
+from titan_rl.algorithms.policy_gradient.ratios.sapo import SAPO
 from titan_rl.algorithms.policy_gradient.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.policy_gradient.rloo import RLOO
 from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
@@ -37,7 +41,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "dapo": DAPO,
     "distillation": Distillation,
     "dpo": DPO,
+    "dppo": DPPO,
     "dr_grpo": DrGRPO,
+    "gdpo": GDPO,
+    "gigpo": GiGPO,
     "grpo": GRPO,
     "gspo": GSPO,
     "kto": KTO,
@@ -48,6 +55,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "reinforce_pp": ReinforcePP,
     "reward_model": RewardModel,
     "rloo": RLOO,
+    "sapo": SAPO,
     "sft": SFT,
     "simpo": SimPO,
     "turn_grpo": TurnGRPO,

@@ -34,7 +34,12 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "learning rate": ("learning_rate", "*_learning_rate"),
         "entropy (nats)": ("entropy",),
         "KL divergence (kl_k3: of the sampler)": ("reference_kl", "kl_k3"),
-        "share of tokens that were clipped": ("clip_fraction", "rejected_fraction", "*clip_fraction"),
+        "share of tokens that were clipped": (
+            "clip_fraction",
+            "masked_fraction",
+            "rejected_fraction",
+            "*clip_fraction",
+        ),
         "trainer-sampler disagreement: mean of exp|Δ logprob| - 1": ("disagreement",),
         "weight versions that samples lag behind": ("staleness_mean", "staleness_max"),
     },

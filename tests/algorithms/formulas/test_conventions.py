@@ -11,10 +11,10 @@ import torch
 
 from titan_rl.algorithms.base import LossInputs
 from titan_rl.algorithms.batches.batching import step_batches
-from titan_rl.algorithms.policy_gradient.cispo import CISPO
 from titan_rl.algorithms.policy_gradient.grpo import GRPO
-from titan_rl.algorithms.policy_gradient.gspo import GSPO
 from titan_rl.algorithms.policy_gradient.ppo import PPO
+from titan_rl.algorithms.policy_gradient.ratios.cispo import CISPO
+from titan_rl.algorithms.policy_gradient.ratios.gspo import GSPO
 from titan_rl.config.sections.schema import Config, RolloutConfig
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Turn
 

@@ -14,10 +14,12 @@ import torch
 from kernel_checks import run_interpreted
 
 from titan_rl.algorithms.base import LossInputs, Needs
-from titan_rl.algorithms.policy_gradient.cispo import CISPO
-from titan_rl.algorithms.policy_gradient.dapo import DAPO
 from titan_rl.algorithms.policy_gradient.grpo import GRPO, DrGRPO
-from titan_rl.algorithms.policy_gradient.gspo import GSPO
+from titan_rl.algorithms.policy_gradient.ratios.cispo import CISPO
+from titan_rl.algorithms.policy_gradient.ratios.dapo import DAPO
+from titan_rl.algorithms.policy_gradient.ratios.dppo import DPPO
+from titan_rl.algorithms.policy_gradient.ratios.gspo import GSPO
+from titan_rl.algorithms.policy_gradient.ratios.sapo import SAPO
 from titan_rl.algorithms.policy_gradient.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.policy_gradient.rloo import RLOO
 from titan_rl.algorithms.registry import ALGORITHMS
@@ -41,12 +43,18 @@ CASES = {
     "gspo token": (GSPO, {"clip_low": 0.05, "clip_high": 0.1, "token_gradient": True}),
     "cispo": (CISPO, {"clip_low": 0.2, "clip_high": 0.1}),
     "cispo without a lower bound": (CISPO, {"clip_high": 0.1}),
+    "sapo": (SAPO, {"tau_positive": 2.0, "tau_negative": 3.0}),
+    "corrected sapo": (SAPO, {"decoupled": True, "importance": "token", "importance_high": 1.2}),
+    "dppo": (DPPO, {"threshold": 0.02}),
+    "dppo by kl": (DPPO, {"divergence": "kl", "threshold": 0.005}),
+    "dppo, dual clip": (DPPO, {"threshold": 0.02, "dual_clip": 1.5}),
+    "corrected dppo": (DPPO, {"threshold": 0.02, "decoupled": True, "importance": "token", "importance_high": 1.2}),
     "entropy": (GRPO, {"entropy_coefficient": 0.01}),
     "decoupled": (GRPO, CORRECTED),
     **{
         f"{estimator} {cls.__name__}": (cls, {"kl_coefficient": 0.3, "kl_estimator": estimator})
         for estimator in ("k2", "k3", "k3_unbiased")
-        for cls in (GRPO, GSPO, CISPO)
+        for cls in (GRPO, GSPO, CISPO, SAPO, DPPO)
     },
     **{
         f"bounded {estimator}": (GRPO, {"kl_coefficient": 0.3, "kl_estimator": estimator, "kl_clip": 0.05})
@@ -133,7 +141,18 @@ def published_is_rejected(s, sample, held) -> bool:
     return bool((cut_exp(np.array(ratios)) < s.reject_low).any() or (cut_exp(np.array(ratios)) > high).any())
 
 
-def published_surrogate(cls, s, logprob, held, old, advantage):
+def published_mask(s, held, sampling, advantage):
+    """DPPO, equations 12 to 14: whether a token is kept."""
+    held, sampling = np.minimum((held, sampling), 0)
+    (p, q), eps = np.exp((held, sampling)), np.finfo(np.float64).eps
+    divergence, threshold = np.abs(p - q), s.threshold or 0.15
+    if s.divergence == "kl":
+        rest = np.maximum(1 - q, eps)
+        divergence = q * (sampling - held) + rest * np.log(rest / np.maximum(1 - p, eps))
+    return ~((advantage * (held - sampling) > 0) & (divergence > threshold))
+
+
+def published_surrogate(cls, s, logprob, held, old, sampling, advantage):
     log_ratio = logprob - old
     if cls is GSPO and not s.token_gradient:
         log_ratio = np.full_like(logprob, log_ratio.mean())
@@ -142,7 +161,12 @@ def published_surrogate(cls, s, logprob, held, old, advantage):
     ratio = cut_exp(log_ratio)
     if cls is CISPO:
         return -np.clip(cut_exp(held - old), 1 - s.clip_low, 1 + s.clip_high) * advantage * logprob
+    if cls is SAPO:
+        tau = np.where(advantage > 0, s.tau_positive, s.tau_negative)
+        return -4 / tau / (1 + np.exp(-tau * (ratio - 1))) * advantage
     loss = np.maximum(-advantage * ratio, -advantage * np.clip(ratio, 1 - s.clip_low, 1 + s.clip_high))
+    if cls is DPPO:
+        loss = np.where(published_mask(s, held, sampling, advantage), -ratio * advantage, 0.0)
     if s.dual_clip is not None:
         loss = np.where(advantage < 0, np.minimum(-advantage * s.dual_clip, loss), loss)
     return loss
@@ -169,7 +193,8 @@ def published_terms(cls, s, columns, logprob, held, entropy, lengths=LENGTHS) ->
             continue
         old = sample["proximal"] if s.decoupled else sample["sampling"]
         importance = published_importance(s, sample)
-        terms = importance * published_surrogate(cls, s, sample["logprob"], sample["held"], old, sample["advantage"])
+        columns_of = *(sample[name] for name in ("logprob", "held")), old, sample["sampling"], sample["advantage"]
+        terms = importance * published_surrogate(cls, s, *columns_of)
         if s.kl_coefficient and s.kl_in == "loss":
             bound = INF if s.kl_clip is None else s.kl_clip
             kl = published_divergence(s.kl_estimator, bound, sample["logprob"], sample["reference"], old, importance)
@@ -262,7 +287,8 @@ def test_every_case_tells_its_tokens_apart(case):
     algorithm, columns = cls(cls.Settings(**options)), made_up()
     *_, metrics = evaluate(algorithm, inputs_of(columns))
     count = (columns["weight"] > 0).sum()
-    for name in {"importance_bounded", "rejected_fraction"} & metrics.keys() or {"clip_fraction"}:
+    told = {"importance_bounded", "rejected_fraction", "masked_fraction", "gate_slope"} & metrics.keys()
+    for name in told or {"clip_fraction"}:
         assert 0 < metrics[name] < count, (case, name)
 
 

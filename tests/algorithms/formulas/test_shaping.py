@@ -107,6 +107,8 @@ TRUNCATED = pytest.mark.parametrize(
         ("rloo", [1.0, -1 / 3]),
         ("maxrl", [3.0, -1.0]),
         ("turn_grpo", [1.5, -0.5]),
+        ("gdpo", [1.5, -0.5]),
+        ("gigpo", [3.0, -1.0]),
         ("reinforce_pp", [1.0, 0.0]),
     ],
 )

@@ -9,7 +9,7 @@ from titan_rl.data.types import Rollout, all_equal, num_model_tokens
 
 _EPSILON = 1e-6
 _ROUNDING = 1e-9
-"""A reward that is negative by no more is 0."""
+"""A reward that is negative by no more is 0, and so is what parts leave of it."""
 
 
 def check_rewards(rollouts: list[Rollout]) -> None:
@@ -47,6 +47,26 @@ def group_relative(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
     if not normalize_std or not centred_G.any():
         return centred_G
     return centred_G / (rewards_G.std(ddof=1) + _EPSILON)
+
+
+def reward_parts(rollouts: list[Rollout]) -> dict[str, np.ndarray]:
+    """Parts of a group's rewards by name, float64 [G] each; they add up to the rewards.
+
+    A rollout without a part has 0 of it. What the parts leave of a reward (a punishment for length; all of it, where
+    it has no parts) has the name ``""``, and is exactly 0 where only rounding is left.
+
+    Errors: ValueError with the sample of a reward or a part that is not finite.
+    """
+    rest_G = rewards_of(rollouts)
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward_parts)
+    parts = {name: np.array([rollout.reward_parts.get(name, 0.0) for rollout in rollouts]) for name in names}
+    size_G = np.maximum(np.abs(rest_G), 1.0)
+    for name, part_G in parts.items():
+        if not np.isfinite(part_G).all():
+            worst = rollouts[int(np.argmin(np.isfinite(part_G)))]
+            raise ValueError(f"part {name!r} of the reward of sample {worst.sample} is not finite: give finite numbers")
+        rest_G, size_G = rest_G - part_G, np.maximum(size_G, np.abs(part_G))
+    return {**parts, "": np.where(np.abs(rest_G) <= _ROUNDING * size_G, 0.0, rest_G)}
 
 
 def leave_one_out(rewards_G: np.ndarray) -> np.ndarray:

@@ -6,14 +6,14 @@ The loss of a row, w being weights that hold all normalization and i importance 
 
     sum_S w (i surrogate(r, A) + kl_coefficient KL) - entropy_coefficient sum_S w entropy
 
-with surrogates and KL as kernels/policy_loss.py has them, i as off_policy.py.
+with surrogates (but sapo.py's) and KL as kernels/policy_loss.py has them, i as off_policy.py.
 
 Dimensions: S trained tokens of a row.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -23,6 +23,8 @@ from titan_rl.algorithms.arithmetic.off_policy import masked, ratio_of, rejected
 from titan_rl.algorithms.arithmetic.returns import rewards_to_go
 from titan_rl.algorithms.base import Algorithm, LossInputs, Needs, Refined, provided
 from titan_rl.kernels.policy_loss import Estimator, Objective, divergence, policy_loss
+
+CLIP_KEYS = ("clip_low", "clip_high", "dual_clip")
 
 
 @dataclass(kw_only=True)
@@ -67,31 +69,28 @@ class PolicyGradientSettings:
     """Of rejected samples, leave only tokens with a negative advantage out (with ``geometric`` and reject_low = exp(-d)
     the off-policy sequence masking of DeepSeek-V3.2, arXiv 2512.02556, section 3.1)."""
 
+    bounds: ClassVar[tuple[str, ...]] = CLIP_KEYS  # keys without an effect where every ratio is 1
+
     def __post_init__(self) -> None:
         """Errors: ValueError for settings that do not go together."""
         for is_wrong, message in _WRONG:
             if is_wrong(self):
                 raise ValueError(message)
         for keys, has_effect, mend in _IDLE:
-            if not has_effect(self) and (idle := self._changed(keys)):
-                raise ValueError(f"{idle[0]} has no effect: {mend}, or leave it out")
+            if not has_effect(self):
+                self.refuse(keys, mend)
 
     def check_updates(self, updates_per_batch: int) -> None:
         """Check for bounds on ratios that are always 1. Errors: ValueError."""
-        if (
-            self.decoupled
-            and updates_per_batch == 1
-            and (idle := self._changed(("clip_low", "clip_high", "dual_clip")))
-        ):
-            raise ValueError(
-                f"{idle[0]} has no effect: with decoupled = true and updates_per_batch = 1 every ratio is 1: raise "
-                f"updates_per_batch, or leave it out"
-            )
+        if self.decoupled and updates_per_batch == 1:
+            why = "with decoupled = true and updates_per_batch = 1 every ratio is 1: raise updates_per_batch"
+            self.refuse(self.bounds, why)
 
-    def _changed(self, keys: tuple[str, ...]) -> list[str]:
-        """Those of these that have another value than by default."""
+    def refuse(self, keys: tuple[str, ...], mend: str) -> None:
+        """Check that keys without an effect have their defaults. Errors: ValueError."""
         defaults = {f.name: f.default for f in fields(self)}
-        return [key for key in keys if getattr(self, key) != defaults[key]]
+        if idle := [key for key in keys if getattr(self, key) != defaults[key]]:
+            raise ValueError(f"{idle[0]} has no effect: {mend}, or leave it out")
 
 
 _WRONG: list[tuple[Callable[[PolicyGradientSettings], bool], str]] = [
@@ -215,23 +214,29 @@ class PolicyGradient(Algorithm):
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         weight_S, rejections = self._kept(inputs)
         importance_S, importances = self._importance(inputs)
+        loss, metrics = self._surrogate(replace(inputs, weight_S=weight_S), importance_S)
+        if self.settings.entropy_coefficient:
+            entropy_S = torch.where(weight_S > 0, inputs.entropy_S, 0)
+            loss = loss - self.settings.entropy_coefficient * (entropy_S * weight_S).sum()
+        return loss, metrics | importances | rejections
+
+    def _surrogate(
+        self, inputs: LossInputs, importance_S: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Loss of surrogates and divergence, and its metrics. ``inputs``: with the weights of what is kept."""
         loss, sums = policy_loss(
             inputs.logprob_S,
             self._old_logprob(inputs),
             inputs.advantage_S,
-            weight_S,
+            inputs.weight_S,
             self.objective,
             importance_S=importance_S,
             reference_logprob_S=inputs.reference_logprob_S if self.needs.reference else None,
             offsets_N=inputs.offsets_N,
             implementation=self.implementation,
         )
-        if self.settings.entropy_coefficient:
-            entropy_S = torch.where(weight_S > 0, inputs.entropy_S, 0)
-            loss = loss - self.settings.entropy_coefficient * (entropy_S * weight_S).sum()
         metrics = {"clip_fraction": sums["clipped"], "ratio": sums["ratio"]}
-        metrics |= {"reference_kl": sums["reference_kl"]} if self.needs.reference else {}
-        return loss, metrics | importances | rejections
+        return loss, metrics | ({"reference_kl": sums["reference_kl"]} if self.needs.reference else {})
 
     def _kept(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Weights, 0 for rejected samples; what of it is counted."""

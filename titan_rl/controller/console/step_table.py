@@ -23,6 +23,7 @@ COLUMNS = {
     "entropy": "{:.3f}",
     "response_length": "{:.1f}",
     "clip_fraction": "{:.2%}",
+    "masked_fraction": "{:.2%}",
     "agreement_mean": "{:.6f}",
     "agreement_max": "{:.4f}",
     "kl_k3": "{:.2e}",

@@ -37,8 +37,11 @@ STUDIES = (
     *map(
         Study, ("grpo_tiny", "dr_grpo_tiny", "dapo_tiny", "rloo_tiny", "reinforce_pp_tiny", "gspo_tiny", "cispo_tiny")
     ),
+    *map(Study, ("sapo_tiny", "dppo_tiny")),
     Study("calculator_tiny", bar=0.4),
+    Study("gdpo_tiny", bar=0.4),
     Study("treasure_tiny", bar=0.2),
+    Study("gigpo_tiny", bar=0.2),
     Study("ppo_tiny"),
     Study("prime_tiny"),
     Study("distillation_tiny", _OF_TEACHER, 0.9, "teacher", "quickstart"),

@@ -1,0 +1,1 @@
+"""Algorithms that bound the ratio of policies otherwise than GRPO does."""
