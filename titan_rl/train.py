@@ -38,7 +38,7 @@ from titan_rl.config.shipped import LISTED, shipped, subject
 from titan_rl.config.torchrun import World, adopt, earlier_run, forget, record_run, report_to_torchrun, world_of
 from titan_rl.data.storage.files import is_full
 from titan_rl.mesh.forking.forking import can_start_early, servers_started_early
-from titan_rl.mesh.resources.imports import IMPORTS
+from titan_rl.mesh.resources.imports import IMPORTS, collector_paused
 from titan_rl.mesh.resources.open_files import raise_open_files
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
@@ -74,7 +74,7 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
 def _open(config: Config, command: TrainCommand, resume: bool, ranks: "OtherRanks | None" = None) -> "Session":
     from titan_rl.data.terminal import Terminal
 
-    with Terminal().status("loading libraries"):  # seconds, in which a terminal must not stay empty
+    with Terminal().status("loading libraries"), collector_paused():  # a terminal must not stay empty for seconds
         from titan_rl.controller.session import Session
     try:
         return Session.open(config, command, resume=resume, ranks=ranks, leave_complete=ranks is None)

@@ -20,8 +20,8 @@ FLOORS = (
     {"environments", "generator", "trainer"},
     {"actors", "records"},
     {"controller"},
-    {"train"},
-    {"diagnostics", "service"},
+    {"service", "train"},
+    {"diagnostics"},
     {"cli"},
 )
 """From the bottom up. A room imports from lower floors and from itself, never from its own floor's other rooms."""

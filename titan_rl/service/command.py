@@ -10,20 +10,25 @@ import json
 import secrets
 import signal
 import socket
-from contextlib import nullcontext, suppress
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.forking.forking import can_start_early, servers_started_early
+from titan_rl.mesh.resources.imports import collector_paused
 from titan_rl.mesh.resources.open_files import raise_open_files
+
+if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
+    from titan_rl.service.session import ServiceSession
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 2
 _KINDS = ("trainer", "generator")
-_CHECKS = ("settings together", "algorithm", "model", "adapted head", "decoding", "transport", "placement", "hosts")
+CHECKS = ("settings together", "algorithm", "model", "adapted head", "decoding", "transport", "placement", "hosts")
 """Of those of a run, the ones that do not ask what it trains on."""
 
 
@@ -58,10 +63,11 @@ def _listen(port: int) -> socket.socket:
 
 
 async def _serve(config: Config, listener: socket.socket, name: str | None, *, as_json: bool) -> int:
-    from titan_rl.service.session import ServiceSession
+    with collector_paused():
+        from titan_rl.service.session import ServiceSession
 
     key = f"tml-{secrets.token_urlsafe(32)}"
-    session = ServiceSession.open(config, name, checks=_CHECKS)
+    session = ServiceSession.open(config, name, checks=CHECKS)
     try:
         await session.start()
         address = f"http://{_HOST}:{listener.getsockname()[1]}"
@@ -72,7 +78,7 @@ async def _serve(config: Config, listener: socket.socket, name: str | None, *, a
     return EXIT_FAULT if session.fault else EXIT_OK
 
 
-def _announce(session: Any, address: str, key: str, *, as_json: bool) -> None:
+def _announce(session: "ServiceSession", address: str, key: str, *, as_json: bool) -> None:
     if as_json:
         say(json.dumps({"base_url": address, "api_key": key, "base_model": session.model.name}))
         return
@@ -81,8 +87,23 @@ def _announce(session: Any, address: str, key: str, *, as_json: bool) -> None:
     say(f"The base model is {session.model.name!r}. Only this machine reaches the server. Ctrl-C ends it.")
 
 
-async def _until_stopped(session: Any, listener: socket.socket, key: str) -> None:
+async def _until_stopped(session: "ServiceSession", listener: socket.socket, key: str) -> None:
     """Serve until a signal, or until the session has a fault."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    session.on_fault = ended.set
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    try:
+        async with serving(session, listener, key):
+            await ended.wait()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def serving(session: "ServiceSession", listener: socket.socket, key: str) -> AsyncIterator[None]:
+    """Answer requests inside the context. ``key``: that each must have."""
     import uvicorn
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -100,17 +121,9 @@ async def _until_stopped(session: Any, listener: socket.socket, key: str) -> Non
     )
     server: Any = uvicorn.Server(settings)
     server.capture_signals = nullcontext  # they are the command's own
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        server.should_exit = True
-
-    session.on_fault = stop
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    answering = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await server.serve(sockets=[listener])
+        yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(ValueError):
-                loop.remove_signal_handler(number)
+        server.should_exit = True
+        await answering

@@ -36,6 +36,7 @@ BENCHES = {
     "kernels": "titan_rl.diagnostics.bench.models.kernels",
     "constant-answers": "titan_rl.diagnostics.bench.models.constant_answers",
     "model-directories": "titan_rl.diagnostics.bench.models.model_directories",
+    "serve": "titan_rl.diagnostics.bench.serving.sampling",
     "watch": "titan_rl.diagnostics.bench.page.watch",
 }
 """Name to module; each has ``run(overrides) -> rows``."""

@@ -1,0 +1,1 @@
+"""Benches of `titan-rl serve`."""
