@@ -10,6 +10,7 @@ import os
 import socket
 import statistics
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from typing import Any
@@ -34,7 +35,10 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     if find_spec("tinker") is None:
         raise ConfigError("this bench needs the Tinker SDK: pip install tinker")
     tables = {"lora": {"rank": 32}, "training": {"seq_len": _PROMPT_TOKENS + _NEW_TOKENS}, **overrides}
-    return asyncio.run(_measured(load_config(None, tables)))
+    config = load_config(None, tables)
+    with tempfile.TemporaryDirectory(prefix="titan_rl_bench_", ignore_cleanup_errors=True) as folder:
+        config.run.dir = folder
+        return asyncio.run(_measured(config))
 
 
 async def _measured(config: Any) -> list[dict[str, Any]]:
