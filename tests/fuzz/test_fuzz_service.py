@@ -95,7 +95,7 @@ def _service(folder: str) -> Service:
     service = Service(model, Training(), Weights(), Path(folder), lambda line, error: None)  # type: ignore[arg-type]
     session = service.clients.open()
     service.clients.sessions["s1"] = session
-    service.clients.add_model(session, 0, 4, {})
+    service.clients.add_model(session, 0, 4)
     session.models[MODEL] = next(iter(session.models.values()))
     session.samplers[SAMPLER] = service.clients.add_sampler(session, 0, None)
     return service

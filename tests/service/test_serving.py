@@ -102,3 +102,17 @@ def test_weights_that_cannot_be_shown_are_told_and_the_next_are_served():
         assert mesh.sampled == [_B]
 
     asyncio.run(check())
+
+
+def test_weights_that_nobody_waits_for_any_more_hold_nobody_up():
+    async def check() -> None:
+        mesh, weights = await _started()
+        asked = [asyncio.create_task(weights.complete(source, _REQUEST)) for source in (None, _A, _B)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        asked[1].cancel()
+        mesh.gate.set()
+        await asyncio.gather(*asked, return_exceptions=True)
+        assert mesh.sampled == [None, _B]
+
+    asyncio.run(check())

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from titan_rl.service.wire.reading import BadRequest
 
@@ -21,8 +20,6 @@ class Model:
     id: str
     session: str
     rank: int
-    user_metadata: dict[str, Any] = field(default_factory=dict)
-    created: float = field(default_factory=time.time)
     next_number: int = 1
     _change: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -87,10 +84,10 @@ class Clients:
             raise BadRequest(f"there is no model {name[:60]!r}")
         return session.models[name]
 
-    def add_model(self, session: Session, number: int, rank: int, metadata: dict[str, Any]) -> Model:
+    def add_model(self, session: Session, number: int, rank: int) -> Model:
         """Model of a session, by its number; the same one if it is asked for again."""
         name = f"{session.id}:train:{number}"
-        return session.models.setdefault(name, Model(name, session.id, rank, metadata))
+        return session.models.setdefault(name, Model(name, session.id, rank))
 
     def sampler(self, name: str) -> Sampler:
         session = self.session(name.partition(":")[0])

@@ -24,7 +24,7 @@ from titan_rl.service.adapters.serving import ServedWeights
 from titan_rl.service.adapters.training import AdapterTraining, RequestFailed
 from titan_rl.service.clients import Clients, Model, Sampler, Session
 from titan_rl.service.futures import Answer, Futures
-from titan_rl.service.records.checkpoints import STATE, Checkpoint, Checkpoints, Kind
+from titan_rl.service.records.checkpoints import STATE, UNNAMED, Checkpoint, Checkpoints, Kind
 from titan_rl.service.records.journal import Journal
 from titan_rl.service.records.journal import Kind as JournalKind
 from titan_rl.service.training_requests import Done, TrainingRequests, json_answer
@@ -80,8 +80,7 @@ class Service:
         self.model.check(fields.text("base_model"))
         rank = fields.table("lora_config").whole("rank", self.model.rank, least=1)
         self._check_lora(rank, fields)
-        metadata = dict(fields.table("user_metadata").values)
-        model = self.clients.add_model(session, fields.whole("model_seq_id"), rank, metadata)
+        model = self.clients.add_model(session, fields.whole("model_seq_id"), rank)
         return self._begin("create_model", model, 0, body, self._requests.create(model.id, fields))
 
     def _check_lora(self, rank: int, fields: Fields) -> None:
@@ -164,7 +163,7 @@ class Service:
         model, number = self._numbered(fields)
         session, metadata = self.clients.session(model.session), _metadata(fields)
         named, sampler_number = fields.text("path", ""), fields.whole("sampling_session_seq_id", 0)
-        name = checkpoint_name(named or f"sampler-{number:06d}")
+        name = checkpoint_name(named or f"{UNNAMED}{number:06d}")
 
         async def work() -> Answer:
             checkpoint = await self._save(model, "sampler_weights", name, metadata)
@@ -197,8 +196,7 @@ class Service:
             model, number = self._numbered(fields)
         else:
             session, number = self.clients.session(fields.text("session_id")), 0
-            metadata = dict(fields.table("user_metadata").values)
-            model = self.clients.add_model(session, fields.whole("model_seq_id"), self.model.rank, metadata)
+            model = self.clients.add_model(session, fields.whole("model_seq_id"), self.model.rank)
         work = self._requests.load(model.id, fields, checkpoint.path, folder / STATE)
         return self._begin("load_weights", model, number, body, work)
 
@@ -267,8 +265,9 @@ class Service:
                 await self.training.park(model.id)
 
     async def stop(self) -> None:
-        """Cancel all requests."""
+        """Cancel all requests, and drop weights of samplers that have no name."""
         await self.futures.stop()
+        self.checkpoints.delete_unnamed()
         self._journal.close()
 
     async def end_session(self, name: str) -> None:
@@ -277,6 +276,7 @@ class Service:
         self.futures.end_session(name)
         for model in session.models.values():
             await self.training.forget(model.id)
+            self.checkpoints.delete_unnamed(model.id)
 
 
 def _metadata(fields: Fields) -> dict[str, str]:

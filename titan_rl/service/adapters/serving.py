@@ -8,6 +8,7 @@ served together.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from titan_rl.data.types import Completion, Request
@@ -16,8 +17,20 @@ from titan_rl.service.adapters.training import AdapterTraining
 
 _PATIENCE_SECONDS = 2.0
 """After which a request for other weights has those that come later wait behind it."""
+_BEGUN = -1.0
+"""In the place of the time since when requests wait: their turn has come."""
 Source = Path | None
 """PEFT directory of an adapter; None: the base model."""
+_NOTHING = Path()
+"""Stands for no weights at all, while they change."""
+
+
+@dataclass
+class _Waiting:
+    """Requests that wait for some weights."""
+
+    since: float
+    count: int = 0
 
 
 class ServedWeights:
@@ -26,10 +39,9 @@ class ServedWeights:
     def __init__(self, meshes: Callable[[], Meshes], training: AdapterTraining) -> None:
         self._meshes, self._training = meshes, training
         self._version = -1
-        self._served: Source = None
+        self._served: Source = _NOTHING
         self._num_sampling = 0
-        self._waiting: dict[Source, float] = {}
-        """Since when requests for other weights wait, the first of each."""
+        self._waiting: dict[Source, _Waiting] = {}
         self._change = asyncio.Condition()
 
     async def start(self) -> None:
@@ -45,10 +57,7 @@ class ServedWeights:
     async def _turn(self, source: Source) -> AsyncIterator[None]:
         async with self._change:
             if not self._goes_at_once(source):
-                self._waiting.setdefault(source, asyncio.get_running_loop().time())
-                await self._change.wait_for(lambda: self._is_next(source))
-                if source in self._waiting:
-                    await self._begin_turn(source)
+                await self._wait(source)
             self._num_sampling += 1
         try:
             yield
@@ -61,27 +70,32 @@ class ServedWeights:
         if source != self._served:
             return False
         now = asyncio.get_running_loop().time()
-        return all(now - since < _PATIENCE_SECONDS for since in self._waiting.values())
+        return all(now - each.since < _PATIENCE_SECONDS for each in self._waiting.values())
+
+    async def _wait(self, source: Source) -> None:
+        """Until the weights' turn has come, which the first who waits for them begins; the lock is held."""
+        waiting = self._waiting.setdefault(source, _Waiting(asyncio.get_running_loop().time()))
+        waiting.count += 1
+        try:
+            await self._change.wait_for(lambda: waiting.since == _BEGUN or self._is_next(source))
+            if waiting.since != _BEGUN and self._served != source:
+                await self._switch(source)
+            waiting.since = _BEGUN
+        finally:  # also when cancelled: nobody may wait for a turn that no request takes
+            waiting.count -= 1
+            if not waiting.count or waiting.since == _BEGUN:
+                self._waiting.pop(source, None)
+            self._change.notify_all()
+        if self._served != source:  # others came before this one had the lock
+            await self._wait(source)
 
     def _is_next(self, source: Source) -> bool:
-        """Whether these weights are served, or nobody samples and they have been waited for the longest."""
-        if source == self._served and source not in self._waiting:
-            return True
-        return not self._num_sampling and source in self._waiting and min(self._waiting, key=self._since) == source
-
-    def _since(self, source: Source) -> float:
-        return self._waiting[source]
-
-    async def _begin_turn(self, source: Source) -> None:
-        try:
-            if self._served != source:
-                await self._switch(source)
-        finally:
-            self._waiting.pop(source, None)
-            self._change.notify_all()
+        """Whether nobody samples, and these weights have been waited for the longest."""
+        return not self._num_sampling and min(self._waiting, key=lambda each: self._waiting[each].since) == source
 
     async def _switch(self, source: Source) -> None:
-        meshes, version = self._meshes(), self._version + 1
+        self._version += 1  # a number is of one version, also where staging it failed
+        meshes, version, self._served = self._meshes(), self._version, _NOTHING
         meshes.trainer.step_done = version  # what a repair stages again
 
         async def stage() -> None:
@@ -90,4 +104,4 @@ class ServedWeights:
 
         await meshes.trainer.ask(stage)
         await meshes.weights.announce(version)
-        self._version, self._served = version, source
+        self._served = source

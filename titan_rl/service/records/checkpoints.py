@@ -19,6 +19,8 @@ from titan_rl.service.wire.reading import BadRequest, checkpoint_name
 
 Kind = Literal["weights", "sampler_weights"]
 _SCHEME, _ABOUT, STATE = "tinker://", "checkpoint.json", "state.safetensors"
+UNNAMED = "unnamed-"
+"""Begin of the names of weights that last as long as their client."""
 _TYPES = {"weights": "training", "sampler_weights": "sampler"}
 
 
@@ -90,6 +92,11 @@ class Checkpoints:
 
     def delete(self, path: str) -> None:
         shutil.rmtree(self.find(path)[1])
+
+    def delete_unnamed(self, model: str = "") -> None:
+        """Delete weights of samplers that clients gave no name, of all models or one."""
+        for folder in self.folder.glob(f"{safe(model) if model else '*'}/sampler_weights/{UNNAMED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, model: str, kind: Kind, name: str) -> Path:
         return self.folder / safe(model) / kind / checkpoint_name(name)
