@@ -1,10 +1,12 @@
 """Whose turn it is to sample: requests for the same weights together, others in the order in which they came."""
 
 import asyncio
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from titan_rl.data.types import Request
 from titan_rl.service.adapters import serving
@@ -114,5 +116,45 @@ def test_weights_that_nobody_waits_for_any_more_hold_nobody_up():
         mesh.gate.set()
         await asyncio.gather(*asked, return_exceptions=True)
         assert mesh.sampled == [None, _B]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_comes_and_goes_everyone_else_samples_under_its_own_weights(seed, monkeypatch):
+    draw = random.Random(seed)
+    monkeypatch.setattr(serving, "_PATIENCE_SECONDS", draw.choice([-1.0, 0.0, 100.0]))
+
+    async def check() -> None:
+        mesh, weights = await _started()
+        told: list[tuple[Path | None, Path | None]] = []
+
+        async def complete(request: Request) -> list:
+            mesh.num_inside += 1
+            under = mesh.live
+            try:
+                for _ in range(draw.randrange(4)):
+                    await asyncio.sleep(0)
+            finally:
+                mesh.num_inside -= 1
+            return [under]
+
+        mesh.dispatcher.complete = complete
+
+        async def ask(source: Path | None) -> None:
+            [under] = await weights.complete(source, _REQUEST)
+            told.append((source, under))  # type: ignore[arg-type]
+
+        asked = []
+        for _ in range(150):
+            asked.append(asyncio.create_task(ask(draw.choice([None, _A, _B, Path("c")]))))
+            if draw.random() < 0.3:
+                draw.choice(asked).cancel()
+            for _ in range(draw.randrange(3)):
+                await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            results = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(source == under for source, under in told)
+        assert sum(not isinstance(result, asyncio.CancelledError) for result in results) == len(told) > 50
 
     asyncio.run(check())

@@ -83,8 +83,9 @@ class ServedWeights:
             waiting.since = _BEGUN
         finally:  # also when cancelled: nobody may wait for a turn that no request takes
             waiting.count -= 1
-            if not waiting.count or waiting.since == _BEGUN:
-                self._waiting.pop(source, None)
+            is_over = not waiting.count or waiting.since == _BEGUN
+            if is_over and self._waiting.get(source) is waiting:
+                del self._waiting[source]
             self._change.notify_all()
         if self._served != source:  # others came before this one had the lock
             await self._wait(source)
