@@ -174,7 +174,10 @@ OWN = {
     "records/run_directory/rundir.py": "the lock, which existing_run_dir has found to be a plain file; folders",
     "records/trackers.py": "written, not read",
     "records/steps/trained.py": "looked at first, by check_table",
+    "service/records/journal.py": "written; read by open_file",
+    "service/session.py": "the log, written",
     "trainer/memory/cpu_allocator.py": "/proc",
+    "trainer/step/adapter_bank.py": "a file whose header was checked",
 }
 """Where a file is opened besides the reader, and why that may be."""
 ELSEWHERE = (

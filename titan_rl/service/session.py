@@ -9,6 +9,7 @@ from typing import Any
 
 from titan_rl.actors.adapter_trainer import AdapterTrainer
 from titan_rl.actors.classes import ACTORS
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.initial_policy import base_model
@@ -104,7 +105,7 @@ class ServiceSession:
 
     def log(self, line: str) -> None:
         """To standard error, and to the directory's log."""
-        print(line, file=sys.stderr, flush=True)
+        say(line, sys.stderr)
         with open(self._run_dir.log, "a") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 

@@ -7,6 +7,7 @@ requests/MODEL/NUMBER.KIND          the request as it came
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from os.path import isfile  # says no to a name that is too long
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -69,7 +70,7 @@ def body_path(root: Path, kind: str, model: str, number: int) -> Path:
 
 def is_service(root: Path) -> bool:
     """Whether a directory is a service's."""
-    return (root / _LINES).is_file()
+    return isfile(root / _LINES)
 
 
 def read_journal(root: Path) -> Iterator[Entry]:

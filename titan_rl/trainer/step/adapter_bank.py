@@ -20,11 +20,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from titan_rl.algorithms.token_losses import make_token_loss
+from titan_rl.config.model_directory.safetensors_files import read_header
 from titan_rl.data.storage.files import replacing
 from titan_rl.data.types import Row
 from titan_rl.mesh.members.adapter_endpoints import AdamSettings, PassResult
 from titan_rl.models.weights.hf_weights import gather_whole, slices
-from titan_rl.models.weights.peft_files import load_adapter
+from titan_rl.models.weights.peft_files import WEIGHTS, load_adapter
 from titan_rl.models.weights.shards import Shard
 from titan_rl.trainer.distributed.ranks import clipped_gradient_norm, is_finite_everywhere, reduced
 from titan_rl.trainer.objective.objective import add_sums, loss_and_sums, zero_totals
@@ -182,6 +183,7 @@ class AdapterBank:
         """Replace a client's weights by those of a PEFT directory; a client that is new begins with them.
 
         Errors: ValueError for NaN or infinities."""
+        read_header(folder / WEIGHTS)  # a directory may be anybody's
         self._open(name)
         load_adapter(self._adapters.shards, folder)
         self._adapters.refresh()
@@ -227,6 +229,7 @@ class AdapterBank:
         """Load what ``save`` wrote. ``with_optimizer``: else moments and steps begin anew.
 
         Errors: ValueError for another model's file, or NaN or infinities."""
+        read_header(file)  # a directory may be anybody's
         self._leave()
         with safe_open(file, "pt") as tensors:
             about = json.loads((tensors.metadata() or {}).get("adapter", "{}"))

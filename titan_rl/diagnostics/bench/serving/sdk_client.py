@@ -1,6 +1,7 @@
-"""Client of the bench, in a process of its own: samples by the Tinker SDK, a round a line of input.
+"""Client of the bench: samples by the Tinker SDK, a round for each line of input.
 
-Each line is JSON with ``prompts`` and ``max_tokens``; each round prints its seconds and its tokens as JSON.
+It is a process of its own. Each line is JSON with ``prompts`` and ``max_tokens``; each round prints its seconds and its
+tokens as JSON.
 """
 
 import json
