@@ -197,7 +197,8 @@ class Service:
         else:
             session, number = self.clients.session(fields.text("session_id")), 0
             model = self.clients.add_model(session, fields.whole("model_seq_id"), self.model.rank)
-        work = self._requests.load(model.id, fields, checkpoint.path, folder / STATE)
+        state = self._journal.keep_state(model.id, number, folder / STATE)
+        work = self._requests.load(model.id, fields, checkpoint.path, state)
         return self._begin("load_weights", model, number, body, work)
 
     # samples

@@ -64,14 +64,13 @@ class TrainingRequests:
 
         return work
 
-    def again(self, kind: str, model: str, body: bytes, state_of: Callable[[str], Path]) -> Done:
-        """Recorded request. ``state_of``: state of a checkpoint's path. Errors: BadRequest."""
+    def again(self, kind: str, model: str, body: bytes, state: Path) -> Done:
+        """Recorded request. ``state``: that it loads, if it loads one. Errors: BadRequest."""
         if kind == "forward_backward":
             return self.forward_backward(model, read_pass(body))
         fields = Fields.of(body)
         if kind == "create_model":
             return self.create(model, fields)
         if kind == "load_weights":
-            path = fields.text("path")
-            return self.load(model, fields, path, state_of(path))
+            return self.load(model, fields, fields.text("path"), state)
         return self.optim_step(model, fields)

@@ -6,6 +6,8 @@ States are files. On one kind of processor the same requests give the same bits,
 slow answer, and nothing else.
 """
 
+import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +15,14 @@ from typing import TypeVar
 
 from titan_rl.algorithms.token_losses import TOKEN_LOSSES
 from titan_rl.config.sections.schema import Config
+from titan_rl.data.storage.files import replacing
 from titan_rl.data.types import Layout
 from titan_rl.mesh.channel.batches import StagedRows
 from titan_rl.mesh.members.adapter_endpoints import AdamSettings, AdapterEndpoints, Answered, PassResult
 from titan_rl.mesh.members.trainers import Trainers
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.remote_call import RemoteCall
+from titan_rl.models.weights.peft_files import CONFIG, WEIGHTS
 from titan_rl.service.rows import PackedExamples, TrainingExample, pack_examples
 
 T = TypeVar("T")
@@ -82,6 +86,7 @@ class AdapterTraining:
         self._histories: dict[str, _History] = {}
         self._shown: Path | None = None
         """PEFT directory whose weights generators have; None: the base model's."""
+        self._num_shown = 0
 
     # clients
 
@@ -91,7 +96,9 @@ class AdapterTraining:
 
     async def restore(self, name: str, state: Path, *, with_optimizer: bool) -> None:
         """Begin a client's adapter, or replace it, by a saved state."""
-        restoring = AdapterEndpoints.restore_adapter_state(name, str(state), with_optimizer)
+        own = self._state(name)  # a repair must find it, whatever becomes of the checkpoint
+        await asyncio.to_thread(_copy, state, own)
+        restoring = AdapterEndpoints.restore_adapter_state(name, str(own), with_optimizer)
         await self._begin(name, lambda trainers: _answers(trainers, restoring))
 
     async def _begin(self, name: str, begin: Redo) -> None:
@@ -182,7 +189,13 @@ class AdapterTraining:
 
     async def show(self, folder: Path | None) -> None:
         """Bring weights into the model, to be staged for generators. ``folder``: PEFT's; None: the base model."""
-        before, self._shown = self._shown, folder
+        own = None
+        if folder is not None:  # a repair must find it, whatever becomes of the checkpoint
+            self._num_shown += 1
+            own = self._folder / f"{_SHOWN}-{self._num_shown % 2}"
+            for name in (CONFIG, WEIGHTS):
+                await asyncio.to_thread(_copy, folder / name, own / name)
+        before, self._shown = self._shown, own
         try:
             await self._show(self._meshes().trainer.trainers)
         except RequestFailed:
@@ -222,6 +235,16 @@ class AdapterTraining:
             return await work(trainer.trainers)
 
         return await trainer.ask(asked)
+
+
+def _copy(file: Path, to: Path) -> None:
+    """Errors: RequestFailed for a file that is gone; DiskFull."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing(to) as beside:
+            shutil.copyfile(file, beside)
+    except FileNotFoundError:
+        raise RequestFailed(f"{file.parent.name} was deleted: take another checkpoint") from None
 
 
 async def _each(trainers: Trainers, request: RemoteCall[T]) -> list[T]:

@@ -2,10 +2,13 @@
 
 requests.jsonl                      a line a request: kind, model, number, seconds, digests of request and answer
 requests/MODEL/NUMBER.KIND          the request as it came
+requests/MODEL/NUMBER.state         the state that it loads, whatever becomes of the checkpoint
 """
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from os.path import isfile  # says no to a name that is too long
 from pathlib import Path
@@ -57,6 +60,14 @@ class Journal:
         entry = Entry(kind, model, number, round(seconds, 6), digest(body), digest(answer) if answer else "")
         self._file.write(json.dumps(asdict(entry)) + "\n")
         self._file.flush()
+
+    def keep_state(self, model: str, number: int, state: Path) -> Path:
+        """Keep the state that a request loads; where it is. It is a link: both names are of the same bytes."""
+        kept = body_path(self._root, "state", model, number)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            os.link(state, kept)
+        return kept
 
     def close(self) -> None:
         with unless_full():

@@ -24,8 +24,7 @@ from titan_rl.controller.wiring import make_meshes
 from titan_rl.mesh.meshes import ActorClasses, Meshes, ProcessPlacement
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.service.adapters.training import AdapterTraining, RequestFailed
-from titan_rl.service.records.checkpoints import STATE, Checkpoints
-from titan_rl.service.records.journal import Entry, digest, read_body, read_journal
+from titan_rl.service.records.journal import Entry, body_path, digest, read_body, read_journal
 from titan_rl.service.training_requests import TrainingRequests
 
 
@@ -54,7 +53,6 @@ def replay_requests(root: Path, first: int, last: int, folders: Sequence[str], *
 async def _replayed(run_dir: RunDir, checked: Checked, devices: object, entries: list[Entry], first: int) -> list[int]:
     """Numbers of the requests that are answered otherwise."""
     config = replace(checked.config, recovery=replace(checked.config.recovery, snapshot_every=0))
-    checkpoints = Checkpoints(run_dir.checkpoints)
     with tempfile.TemporaryDirectory(prefix="titan_rl_replay_") as folder:
         meshes: Meshes = make_meshes(
             *(config, checked.titan, base_model(config, run_dir)),
@@ -71,7 +69,8 @@ async def _replayed(run_dir: RunDir, checked: Checked, devices: object, entries:
             different = []
             for number, entry in enumerate(entries, 1):
                 body = read_body(run_dir.root, entry)
-                work = requests.again(entry.kind, entry.model, body, lambda path: checkpoints.find(path)[1] / STATE)
+                state = body_path(run_dir.root, "state", entry.model, entry.number)
+                work = requests.again(entry.kind, entry.model, body, state)
                 try:
                     answer = digest((await work()).body)
                 except RequestFailed:
