@@ -1,6 +1,7 @@
 """The guard itself: which worker runs which tests, and that a skip nobody expects fails a session."""
 
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import scheduling
 import skips
+import tree
 from tree import SUPPORT, TREE
 
 
@@ -109,6 +111,18 @@ def test_the_committed_durations_are_read_and_are_of_files_that_are_there():
     """Without them the slowest files come last, and one worker runs them alone."""
     files = {name.partition("::")[0] for name in json.loads(scheduling.DURATIONS.read_text())}
     assert len(files) > 50 and all((TREE / "tests" / file).is_file() for file in files)
+
+
+def test_files_that_tests_name_are_there():
+    """Those of tests that seldom run, too: ``EXAMPLES / "my_loss.toml"``."""
+    named = re.compile(r'\b(CONFIGS|EXAMPLES|PACKAGE|SCRIPTS|TREE)((?: / "[^"*]+")+)')
+    paths = {
+        (file.name, getattr(tree, folder).joinpath(*re.findall(r'"(.+?)"', parts)))
+        for file in (TREE / "tests").rglob("*.py")
+        for folder, parts in named.findall(file.read_text())
+    }
+    assert len(paths) > 30
+    assert not [(name, path) for name, path in paths if not path.exists()]
 
 
 def test_files_are_expected_to_take_what_their_tests_took():

@@ -52,7 +52,7 @@ class Mesh:
 
 async def _started() -> tuple[Mesh, ServedWeights]:
     mesh = Mesh()
-    weights = ServedWeights(lambda: mesh, mesh)  # type: ignore[arg-type, return-value]
+    weights = ServedWeights(mesh, mesh)  # type: ignore[arg-type]
     await weights.start()
     return mesh, weights
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.background import BackgroundTask
+from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from titan_rl.config.io.printable import printable
 from titan_rl.data.storage.files import DiskFull
+from titan_rl.mesh.resources.listeners.http_body import Refused, read_body
 from titan_rl.service.adapters.training import RequestFailed
 from titan_rl.service.clients import Session
 from titan_rl.service.futures import Busy, Failed, Unknown
@@ -37,14 +39,6 @@ POLL_SECONDS = 25.0
 _SHOWN = 500
 _API = "/api/v1"
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Refused(Exception):
-    """Request that is refused, with its status."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 def application(service: Service, key: str) -> Starlette:
@@ -113,19 +107,8 @@ def _refusal(status: int, why: str) -> Response:
 
 
 async def _body(request: Request) -> bytes:
-    """Errors: Refused for more than may be sent, or for what does not end in time."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise Refused(413, f"a request has at most {MOST_BYTES >> 20} MiB")
-    except ClientDisconnect:
-        raise Refused(400, "the request was cut short") from None
-    except TimeoutError:
-        raise Refused(408, f"the request did not end within {BODY_SECONDS:g} seconds") from None
-    return bytes(body)
+    """Errors: Refused."""
+    return await read_body(request, MOST_BYTES, BODY_SECONDS)
 
 
 async def _fields(request: Request) -> Fields:
@@ -309,8 +292,6 @@ def _archived(folder: Path) -> Response:
     with tempfile.NamedTemporaryFile(delete=False, suffix=".tar") as file, tarfile.open(fileobj=file, mode="w") as tar:
         for member in sorted(folder.iterdir()):
             tar.add(member, member.name)
-    from starlette.background import BackgroundTask
-
     name = f"{folder.name}.tar"
     return FileResponse(file.name, filename=name, background=BackgroundTask(Path(file.name).unlink))
 

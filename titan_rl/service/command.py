@@ -20,12 +20,12 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.forking.forking import can_start_early, servers_started_early
 from titan_rl.mesh.resources.imports import collector_paused
+from titan_rl.mesh.resources.listeners.http_server import LOOPBACK, HttpServer, listen
 from titan_rl.mesh.resources.open_files import raise_open_files
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
     from titan_rl.service.session import ServiceSession
 
-_HOST = "127.0.0.1"
 _GRACE_SECONDS = 2
 _KINDS = ("trainer", "generator")
 CHECKS = ("settings together", "algorithm", "model", "adapted head", "decoding", "transport", "placement", "hosts")
@@ -38,7 +38,7 @@ def serve(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> 
     _check(config)
     raise_open_files()
     early = servers_started_early(_KINDS) if can_start_early(config) else nullcontext()
-    with _listen(options.port) as listener, early:
+    with listen(options.port) as listener, early:
         return asyncio.run(_serve(config, listener, options.name, as_json=options.json))
 
 
@@ -54,14 +54,6 @@ def _check(config: Config) -> None:
         raise ConfigError("serve is for this machine: leave [hosts] out")
 
 
-def _listen(port: int) -> socket.socket:
-    try:
-        return socket.create_server((_HOST, port))
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot listen at port {port}: {why}; give another --port, or leave it out") from None
-
-
 async def _serve(config: Config, listener: socket.socket, name: str | None, *, as_json: bool) -> int:
     with collector_paused():
         from titan_rl.service.session import ServiceSession
@@ -70,7 +62,7 @@ async def _serve(config: Config, listener: socket.socket, name: str | None, *, a
     session = ServiceSession.open(config, name, checks=CHECKS)
     try:
         await session.start()
-        address = f"http://{_HOST}:{listener.getsockname()[1]}"
+        address = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
         _announce(session, address, key, as_json=as_json)
         await _until_stopped(session, listener, key)
     finally:
@@ -104,26 +96,10 @@ async def _until_stopped(session: "ServiceSession", listener: socket.socket, key
 @asynccontextmanager
 async def serving(session: "ServiceSession", listener: socket.socket, key: str) -> AsyncIterator[None]:
     """Answer requests inside the context. ``key``: that each must have."""
-    import uvicorn
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-    from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
     from titan_rl.service.application import application
 
-    settings = uvicorn.Config(
-        application(session.service, key),
-        http=reject_other_users(AutoHTTPProtocol),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-        backlog=MOST_WAITING,
-    )
-    server: Any = uvicorn.Server(settings)
-    server.capture_signals = nullcontext  # they are the command's own
-    answering = asyncio.create_task(server.serve(sockets=[listener]))
+    server = HttpServer(application(session.service, key), listener, _GRACE_SECONDS)
     try:
         yield
     finally:
-        server.should_exit = True
-        await answering
+        await server.close()

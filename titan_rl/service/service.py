@@ -1,10 +1,11 @@
 """Requests of clients, done: models and their training in turn, samples, checkpoints.
 
-application ─▶ Service ─▶ Futures        requests under way, by ids
-                       ─▶ Clients        sessions, their models and samplers
-                       ─▶ AdapterTraining ─▶ trainer ranks
-                       ─▶ ServedWeights   ─▶ generators
-                       ─▶ Checkpoints    folders
+application ─▶ Service ─▶ Futures           requests under way, by ids
+                       ─▶ Clients           sessions, their models and samplers
+                       ─▶ AdapterTraining   trainer ranks
+                       ─▶ ServedWeights     generators
+                       ─▶ Checkpoints       folders
+                       ─▶ Journal           training requests that were done
 """
 
 import asyncio
@@ -182,9 +183,9 @@ class Service:
         await self.training.save_weights(model.id, folder)
         if kind == "weights":
             await self.training.save(model.id, folder / STATE)
-        checkpoint = self.checkpoints.made(model.id, kind, name, self.model.name, model.rank, metadata)
-        self.checkpoints.complete(checkpoint)
-        return checkpoint
+        return self.checkpoints.complete(
+            *(model.id, kind, name), base_model=self.model.name, rank=model.rank, metadata=metadata
+        )
 
     def load_weights(self, body: bytes) -> str:
         """Begin to load a saved state, into a model or as a new one; the id of the request."""

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from titan_rl.actors.adapter_trainer import AdapterTrainer
-from titan_rl.actors.classes import ACTORS
+from titan_rl.actors.classes import SERVICE_ACTORS
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
@@ -16,7 +15,7 @@ from titan_rl.controller.initial_policy import base_model
 from titan_rl.controller.planning.device_report import fit_and_place
 from titan_rl.controller.preflight.checks import Checked, check, read_config
 from titan_rl.controller.wiring import make_meshes
-from titan_rl.mesh.meshes import ActorClasses, MeshCallbacks, Meshes, ProcessPlacement
+from titan_rl.mesh.meshes import MeshCallbacks, ProcessPlacement
 from titan_rl.mesh.supervision.actor_process import ActorFault
 from titan_rl.records.run_directory.events import EventLog
 from titan_rl.records.run_directory.rundir import RunDir
@@ -25,14 +24,13 @@ from titan_rl.service.adapters.training import AdapterTraining
 from titan_rl.service.service import ServedModel, Service
 
 _PARTS = frozenset({"trainer", "generators"})
-_ACTORS = ActorClasses(AdapterTrainer, ACTORS.generator, ACTORS.verifier, ACTORS.role)
 
 
 class ServiceSession:
     """A service. ``close`` must follow ``open``."""
 
     def __init__(self, checked: Checked, run_dir: RunDir, name: str, devices: Any) -> None:
-        self._checked, self._run_dir = checked, run_dir
+        self._run_dir = run_dir
         self.events = EventLog(run_dir.root)
         self.fault = ""
         """Why the service must end, once it must."""
@@ -42,7 +40,7 @@ class ServiceSession:
         path = base_model(config, run_dir)
         self._meshes = make_meshes(
             *(config, titan, path),
-            actors=_ACTORS,
+            actors=SERVICE_ACTORS,
             family=checked.family,
             parts=_PARTS,
             logs=run_dir.logs.absolute(),
@@ -50,8 +48,8 @@ class ServiceSession:
             callbacks=MeshCallbacks(log=self.log, record_event=self._record_event, on_lost=self._lost),
             placement=ProcessPlacement(launcher=checked.launcher, devices=devices),
         )
-        self._training = AdapterTraining(self._running, config, titan.layout, (run_dir.root / "adapters").absolute())
-        self._weights = ServedWeights(self._running, self._training)
+        self._training = AdapterTraining(self._meshes, config, titan.layout, (run_dir.root / "adapters").absolute())
+        self._weights = ServedWeights(self._meshes, self._training)
         self.model = ServedModel(
             name or Path(path).name,
             str(Path(path).absolute()),
@@ -77,9 +75,6 @@ class ServiceSession:
         for line in lines:
             session.log(line)
         return session
-
-    def _running(self) -> Meshes:
-        return self._meshes
 
     async def _catch_up(self, trainers: Any, step: int | None) -> int:
         return await self._training.catch_up(trainers, step)

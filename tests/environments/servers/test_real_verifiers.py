@@ -10,7 +10,7 @@ import warm_commands
 from chat_templates import QWEN, byte_pair_tokenizer, with_template
 from fake_servers import play
 from server_environments import made, run
-from tree import EXAMPLES
+from tree import example
 
 from titan_rl.config.load import load_config
 from titan_rl.config.sections.schema import TaskConfig
@@ -79,7 +79,7 @@ def test_of_two_that_play_only_the_trainable_one_is_trained(python, environments
 
 
 def test_its_echo_is_trained_on_by_the_committed_toml(python, environments, smollm2, tmp_path):
-    file, root = EXAMPLES / "verifiers.toml", tmp_path / "run"
+    file, root = example("verifiers"), tmp_path / "run"
     flags = dict(model__path=smollm2, task__options__python=python, run__plugin_path=f"['{environments}']")
     settings = [part for name, value in flags.items() for part in (f"--{name.replace('__', '.')}", str(value))]
     command = warm_commands.command("-m", "titan_rl.cli", "train", file, "--run.dir", root, *settings)

@@ -1,15 +1,13 @@
 """Server of a page of ours: loopback alone, this user alone, below an address that each start makes anew."""
 
 import secrets
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from titan_rl.config.load import ConfigError
 from titan_rl.diagnostics.web.guard import Guard
 from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
+from titan_rl.mesh.resources.listeners.http_server import LOOPBACK, listen
 
-_HOST = "127.0.0.1"
 _GRACE_SECONDS = 1
 
 
@@ -18,9 +16,9 @@ class PageServer:
 
     def __init__(self, port: int = 0) -> None:
         """``port``: 0 for any. Errors: ConfigError if it cannot be listened at."""
-        self._socket = _listen(port)
+        self._socket = listen(port)
         self._port, self._secret = self._socket.getsockname()[1], secrets.token_urlsafe(24)
-        self.address = f"http://{_HOST}:{self._port}/{self._secret}/"
+        self.address = f"http://{LOOPBACK}:{self._port}/{self._secret}/"
 
     def run(self, app: Callable, policy: str | None = None) -> None:
         """Serve an ASGI application. ``policy``: its content security policy, where it needs less than others."""
@@ -42,12 +40,3 @@ class PageServer:
     def close(self) -> None:
         """Stop listening."""
         self._socket.close()
-
-
-def _listen(port: int) -> socket.socket:
-    """Errors: ConfigError if the port is taken, or is none."""
-    try:
-        return socket.create_server((_HOST, port))
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot listen at port {port}: {why}; give another --port, or leave it out") from None

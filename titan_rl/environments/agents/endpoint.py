@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from titan_rl.environments.agents.openai_requests import ModelRequest, Refused, 
 from titan_rl.environments.agents.openai_responses import ModelResponse
 from titan_rl.environments.conversation.untrusted_json import read_json
 from titan_rl.environments.interfaces.agent import ModelAccess
-from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
+from titan_rl.mesh.resources.listeners.http_server import LOOPBACK, HttpServer
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -42,33 +42,18 @@ class Endpoint:
     def __init__(self, model: str = "policy"):
         self.model = model
         self._handlers: dict[str, Handler] = {}
-        self._server: Any = None
+        self._server: HttpServer | None = None
 
     async def start(self) -> None:
         """Start the server. Errors: OSError without a socket."""
-        import uvicorn  # with starlette a tenth of a second, which few runs need
-        from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
         listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        settings = uvicorn.Config(
-            self._app(),
-            http=reject_other_users(AutoHTTPProtocol),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=_END_SECONDS,
-            backlog=MOST_WAITING,
-        )
-        self._server = uvicorn.Server(settings)
-        self._server.capture_signals = nullcontext  # they are the process's own
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        listener.bind((LOOPBACK, 0))
+        self.base_url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/v1"
+        self._server = HttpServer(self._app(), listener, _END_SECONDS)
 
     async def close(self) -> None:
         if self._server is not None:
-            self._server.should_exit = True
-            await self._serving
+            await self._server.close()
 
     @contextmanager
     def open(self, answer: Handler, key: str | None = None) -> Iterator[ModelAccess]:

@@ -6,7 +6,7 @@ served together.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ class _Waiting:
 class ServedWeights:
     """Owner of the version that generators serve. Errors of ``complete``: RequestFailed; NoneLeft; DeadlineError."""
 
-    def __init__(self, meshes: Callable[[], Meshes], training: AdapterTraining) -> None:
+    def __init__(self, meshes: Meshes, training: AdapterTraining) -> None:
         self._meshes, self._training = meshes, training
         self._version = -1
         self._served: Source = _NOTHING
@@ -51,7 +51,7 @@ class ServedWeights:
     async def complete(self, source: Source, request: Request) -> list[Completion]:
         """Completions of a request under some weights."""
         async with self._turn(source):
-            return await self._meshes().dispatcher.complete(request)
+            return await self._meshes.dispatcher.complete(request)
 
     @asynccontextmanager
     async def _turn(self, source: Source) -> AsyncIterator[None]:
@@ -96,7 +96,7 @@ class ServedWeights:
 
     async def _switch(self, source: Source) -> None:
         self._version += 1  # a number is of one version, also where staging it failed
-        meshes, version, self._served = self._meshes(), self._version, _NOTHING
+        meshes, version, self._served = self._meshes, self._version, _NOTHING
         meshes.trainer.step_done = version  # what a repair stages again
 
         async def stage() -> None:

@@ -79,7 +79,7 @@ class AdapterTraining:
 
     Errors of all calls: RequestFailed; ActorFault when the trainer cannot be repaired."""
 
-    def __init__(self, meshes: Callable[[], Meshes], config: Config, layout: Layout, folder: Path) -> None:
+    def __init__(self, meshes: Meshes, config: Config, layout: Layout, folder: Path) -> None:
         """``folder``: of the states that a repair begins from."""
         self._meshes, self._layout, self._folder = meshes, layout, folder
         self._transport, self._share = config.mesh.transport, config.rollout.share_prefix
@@ -197,7 +197,7 @@ class AdapterTraining:
                 await asyncio.to_thread(_copy, folder / name, own / name)
         before, self._shown = self._shown, own
         try:
-            await self._show(self._meshes().trainer.trainers)
+            await self._show(self._meshes.trainer.trainers)
         except RequestFailed:
             self._shown = before
             raise
@@ -226,7 +226,7 @@ class AdapterTraining:
 
     async def _ask(self, work: Callable[[Trainers], Awaitable[T]], history: _History | None = None) -> T:
         """``history``: of the adapter that must be there."""
-        trainer = self._meshes().trainer
+        trainer = self._meshes.trainer
 
         async def asked() -> T:
             if history is not None and history.is_parked:

@@ -65,14 +65,14 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def complete(self, checkpoint: Checkpoint) -> None:
+    def complete(
+        self, model: str, kind: Kind, name: str, *, base_model: str, rank: int, metadata: dict[str, str]
+    ) -> Checkpoint:
         """Make a written checkpoint count."""
-        with replacing(self._folder(checkpoint.model, checkpoint.kind, checkpoint.name) / _ABOUT) as beside:
+        checkpoint = Checkpoint(model, kind, name, base_model, rank, time.time(), metadata)
+        with replacing(self._folder(model, kind, name) / _ABOUT) as beside:
             beside.write_text(json.dumps(asdict(checkpoint)))
-
-    def made(self, model: str, kind: Kind, name: str, base_model: str, rank: int, metadata: dict) -> Checkpoint:
-        """Checkpoint of now."""
-        return Checkpoint(model, kind, name, base_model, rank, time.time(), metadata)
+        return checkpoint
 
     def find(self, path: str) -> tuple[Checkpoint, Path]:
         """Checkpoint of a client's path, and its folder."""

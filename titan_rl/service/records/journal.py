@@ -1,8 +1,8 @@
 """Record of the training requests of a service, in the order in which they were done: what a replay repeats.
 
-requests.jsonl                      a line a request: kind, model, number, seconds, digests of request and answer
-requests/MODEL/NUMBER.KIND          the request as it came
-requests/MODEL/NUMBER.state         the state that it loads, whatever becomes of the checkpoint
+requests.jsonl                  a line a request: kind, model, number, seconds, digests of request and answer
+requests/MODEL/NUMBER.KIND      the request as it came
+requests/MODEL/NUMBER.state     the state that it loads, whatever becomes of the checkpoint
 """
 
 import json

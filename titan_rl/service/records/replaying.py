@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from titan_rl.actors.adapter_trainer import AdapterTrainer
-from titan_rl.actors.classes import ACTORS
+from titan_rl.actors.classes import SERVICE_ACTORS
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
@@ -21,7 +20,7 @@ from titan_rl.controller.planning.device_report import fit_and_place
 from titan_rl.controller.preflight.checks import Checked, resolve
 from titan_rl.controller.preflight.recorded_config import load_recorded
 from titan_rl.controller.wiring import make_meshes
-from titan_rl.mesh.meshes import ActorClasses, Meshes, ProcessPlacement
+from titan_rl.mesh.meshes import ProcessPlacement
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.service.adapters.training import AdapterTraining, RequestFailed
 from titan_rl.service.records.journal import Entry, body_path, digest, read_body, read_journal
@@ -54,15 +53,15 @@ async def _replayed(run_dir: RunDir, checked: Checked, devices: object, entries:
     """Numbers of the requests that are answered otherwise."""
     config = replace(checked.config, recovery=replace(checked.config.recovery, snapshot_every=0))
     with tempfile.TemporaryDirectory(prefix="titan_rl_replay_") as folder:
-        meshes: Meshes = make_meshes(
+        meshes = make_meshes(
             *(config, checked.titan, base_model(config, run_dir)),
-            actors=ActorClasses(AdapterTrainer, ACTORS.generator, ACTORS.verifier, ACTORS.role),
+            actors=SERVICE_ACTORS,
             family=checked.family,
             parts=frozenset({"trainer"}),
             logs=Path(folder),
             placement=ProcessPlacement(launcher=checked.launcher, devices=devices),  # type: ignore[arg-type]
         )
-        training = AdapterTraining(lambda: meshes, config, checked.titan.layout, Path(folder))
+        training = AdapterTraining(meshes, config, checked.titan.layout, Path(folder))
         requests = TrainingRequests(training, config.run.seed)
         try:
             await meshes.start()

@@ -164,10 +164,6 @@ class AdapterBank:
         learner.weights_changed()
         return norm
 
-    def num_steps(self, name: str) -> int:
-        """Steps that a client's adapter has made."""
-        return self._clients[name].num_steps
-
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None

@@ -15,12 +15,13 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from titan_rl.config.io.bounded_files import each_once, parse_json
 from titan_rl.data.storage.files import DiskFull
+from titan_rl.mesh.resources.listeners.http_body import Refused, read_body
 from titan_rl.records.preferences.collection import MOST_LABELLERS, Collection
 from titan_rl.records.preferences.items import shown
 from titan_rl.records.preferences.judgements import (
@@ -46,14 +47,6 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _NOT_KEPT = {"cache-control": "no-store"}
 _SENT = ("id", "item", "who", "choice", "edit", "seconds")
 """Fields of a judgement that are the browser's to say."""
-
-
-class Refused(Exception):
-    """Request that is refused, with its status."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 def application(collection: Collection) -> Starlette:
@@ -134,26 +127,11 @@ async def _judgement(request: Request, choices: tuple[str, ...]) -> Judgement:
     """Errors: Refused; RefusedJudgement."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "send JSON")
+    body = await read_body(request, MOST_BYTES, BODY_SECONDS, "a judgement")
     try:
-        fields = parse_json(await _body(request), pairs=each_once)
+        fields = parse_json(body, pairs=each_once)
     except ValueError as error:
         raise Refused(400, f"this is not JSON: {error}") from None
     if isinstance(fields, dict) and (unknown := next((name for name in fields if name not in _SENT), None)):
         raise Refused(400, f"a judgement has no field {unknown[:40]!r}")
     return judgement_of(fields, choices)
-
-
-async def _body(request: Request) -> bytes:
-    """Errors: Refused for more than may be sent, or for what does not end in time."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise Refused(413, f"a judgement has at most {MOST_BYTES >> 20} MiB")
-    except ClientDisconnect:
-        raise Refused(400, "the request was cut short") from None
-    except TimeoutError:
-        raise Refused(408, f"the request did not end within {BODY_SECONDS:g} seconds") from None
-    return bytes(body)

@@ -1,0 +1,48 @@
+"""HTTP servers on loopback, which take connections of this user alone."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from titan_rl.config.load import ConfigError
+from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
+
+LOOPBACK = "127.0.0.1"
+
+
+def listen(port: int) -> socket.socket:
+    """Listen on loopback. ``port``: 0 for any. Errors: ConfigError if the port is taken, or is none."""
+    try:
+        return socket.create_server((LOOPBACK, port))
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot listen at port {port}: {why}; give another --port, or leave it out") from None
+
+
+class HttpServer:
+    """Server of an ASGI application in this event loop, from when it is made until ``close``."""
+
+    def __init__(self, app: Callable, listener: socket.socket, grace_seconds: int) -> None:
+        """``grace_seconds``: for requests under way when it is closed."""
+        import uvicorn  # with starlette a tenth of a second, which few runs need
+        from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+        settings = uvicorn.Config(
+            app,
+            http=reject_other_users(AutoHTTPProtocol),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=grace_seconds,
+            backlog=MOST_WAITING,
+        )
+        self._server: Any = uvicorn.Server(settings)
+        self._server.capture_signals = nullcontext  # they are the process's own
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def close(self) -> None:
+        """End the server."""
+        self._server.should_exit = True
+        await self._serving
