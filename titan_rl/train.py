@@ -203,6 +203,7 @@ async def run_to_end(session: "Session") -> int:
             session.log("".join(traceback.format_exception(error)))
         session.log(f"what the actors printed is in {session.run_dir.logs}")
     await session.close(error, why)
+    _ignore_signals()
     return code
 
 
@@ -223,6 +224,15 @@ def _stop_on_signals(session: "Session") -> None:
         loop.add_signal_handler(number, on_signal)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, session.stop)
+
+
+def _ignore_signals() -> None:
+    """The exit code stands, and what is left takes a moment. (A loop that closes would bring back what signals did
+    before it.)"""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def add_arguments(parser: Parser) -> None:

@@ -345,7 +345,7 @@ def test_a_fault_is_never_exit_code_0(monkeypatch, capsys, error, code):
         **dict(stop_request=StopRequest(), run_dir=SimpleNamespace(logs="logs")),
     )
     monkeypatch.setitem(sys.modules, "titan_rl.controller.session", SimpleNamespace(one_line=str))
-    for of_a_process_of_its_own in ("_stop_on_signals", "relieve_collector"):
+    for of_a_process_of_its_own in ("_stop_on_signals", "_ignore_signals", "relieve_collector"):
         monkeypatch.setattr(f"titan_rl.train.{of_a_process_of_its_own}", lambda *_: None)
     assert asyncio.run(run_to_end(session)) == code
     assert closed == [(error, error is None)]
@@ -356,7 +356,7 @@ def test_a_fault_is_never_exit_code_0(monkeypatch, capsys, error, code):
 # signals
 
 STUB = """
-import asyncio, os, sys, types
+import asyncio, os, sys, time, types
 from functools import partial
 from pathlib import Path
 sys.modules["titan_rl.controller.session"] = types.SimpleNamespace(one_line=str)  # its imports take seconds
@@ -388,7 +388,11 @@ class Stub:
         (self.folder / "saved").write_text(why)
         self.display.__exit__()
 
-sys.exit(drive(run_to_end(Stub(Path(sys.argv[1])))))
+folder = Path(sys.argv[1])
+code = drive(run_to_end(Stub(folder)))
+(folder / "ended").touch()
+time.sleep(float(os.environ.get("LEAVING", "0")))
+sys.exit(code)
 """
 
 
@@ -447,12 +451,16 @@ def test_a_second_ctrl_c_does_not_wait(start_stub, tmp_path):
 
 
 def test_a_second_ctrl_c_ends_the_saving(start_stub, tmp_path):
-    """A third one, while processes are ended, changes nothing."""
-    process = start_stub(tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | {"SAVING": "60"})
+    """Later ones change nothing, nor does a terminal that is closed."""
+    environment = os.environ | {"SAVING": "60", "LEAVING": "1"}
+    process = start_stub(tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
     process.send_signal(signal.SIGINT)
     wait_until_there(tmp_path / "saves", process)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
+    wait_until_there(tmp_path / "ended", process)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(number)
     _, complaints = process.communicate(timeout=30)
     assert process.returncode == 130 and (tmp_path / "saved").exists() and not complaints
 
