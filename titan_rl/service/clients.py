@@ -11,6 +11,8 @@ from pathlib import Path
 from titan_rl.service.wire.reading import BadRequest
 
 _MOST_SESSIONS = 1000
+_GAP_SECONDS = 300.0
+"""After which a request no longer waits for one before it that has not come."""
 
 
 @dataclass
@@ -20,20 +22,46 @@ class Model:
     id: str
     session: str
     rank: int
-    next_number: int = 1
-    _change: asyncio.Condition = field(default_factory=asyncio.Condition)
+    next_number: int = 0
+    """0 makes the adapter, or loads it."""
+    _turns: dict[int, asyncio.Event] = field(default_factory=dict)
+    """Of requests that are there: set once all before them have ended."""
+    _ended: set[int] = field(default_factory=set)
+    """Numbers that were cancelled before their turn."""
 
     @asynccontextmanager
     async def turn(self, number: int) -> AsyncIterator[None]:
-        """Wait for a request's turn; the next one comes when the block ends, however it ends."""
-        async with self._change:
-            await self._change.wait_for(lambda: self.next_number >= number)
+        """Wait for a request's turn; the next one comes when the block ends, however it ends.
+
+        Errors: BadRequest for a number whose turn is over, or that waits for one which does not come."""
+        if number < self.next_number or number in self._turns or number in self._ended:
+            raise BadRequest(f"request {number} of this model came before: give each its own number")
+        self._turns[number] = event = asyncio.Event()
         try:
+            await self._wait(number, event)
             yield
         finally:
-            async with self._change:
-                self.next_number = max(self.next_number, number + 1)
-                self._change.notify_all()
+            del self._turns[number]
+            self._end(number)
+
+    async def _wait(self, number: int, event: asyncio.Event) -> None:
+        while (missing := self.next_number) < number:
+            try:
+                async with asyncio.timeout(_GAP_SECONDS):
+                    await event.wait()
+            except TimeoutError:
+                if missing == self.next_number and missing not in self._turns:
+                    raise BadRequest(
+                        f"request {number} waits for {missing}, which was refused or never came: make a new client"
+                    ) from None
+
+    def _end(self, number: int) -> None:
+        self._ended.add(number)
+        while self.next_number in self._ended:
+            self._ended.remove(self.next_number)
+            self.next_number += 1
+        if self.next_number in self._turns:
+            self._turns[self.next_number].set()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ of ours was lost on the way, is done once.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from titan_rl.config.io.printable import printable
@@ -46,6 +47,7 @@ class Failed(RuntimeError):
 
 
 Work = Callable[[], Coroutine[None, None, Answer]]
+Turn = AbstractAsyncContextManager[None]
 
 
 class Futures:
@@ -60,24 +62,24 @@ class Futures:
         self._num_bytes = 0
         """Of all these."""
         self._owners: dict[str, str] = {}
-        self.num_repeated = 0
-        """Requests that came again."""
+        self._kept_whole: set[asyncio.Task[Answer]] = set()
+        """Under way, and not cancelled before the service ends."""
 
-    def begin(self, name: str, owner: str, work: Work) -> None:
-        """Begin the work of a request, unless it has begun. ``owner``: session whose end drops it.
+    def begin(self, name: str, owner: str, work: Work, turn: Turn | None = None) -> None:
+        """Begin the work of a request, unless it has begun. ``owner``: session whose end drops it. ``turn``: what it
+        waits for; once that has come, nobody cancels it: others' work may stand on what it has half done.
 
         Errors: Busy where too many answers were never fetched."""
         if name in self._tasks:
-            self.num_repeated += 1
             return
         if len(self._tasks) - len(self._kept) >= MOST_UNDER_WAY:
             raise Busy(f"{MOST_UNDER_WAY} requests are under way: fetch their answers first")
-        self._tasks[name] = asyncio.create_task(self._done(name, work))
+        self._tasks[name] = asyncio.create_task(self._done(name, work, turn))
         self._owners[name] = owner
 
-    async def _done(self, name: str, work: Work) -> Answer:
+    async def _done(self, name: str, work: Work, turn: Turn | None) -> Answer:
         try:
-            return await work()
+            return await (work() if turn is None else self._done_in_turn(work, turn))
         except (BadRequest, RequestFailed) as error:
             raise Failed(str(error), is_clients=True) from None
         except asyncio.CancelledError:
@@ -87,6 +89,16 @@ class Futures:
             self._on_failure(f"request {name}: {why}", error)
             raise Failed(why, is_clients=False) from error
 
+    async def _done_in_turn(self, work: Work, turn: Turn) -> Answer:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine that runs is some task's"
+        async with turn:
+            self._kept_whole.add(task)
+            try:
+                return await work()
+            finally:
+                self._kept_whole.discard(task)
+
     async def result(self, name: str, seconds: float) -> Answer | None:
         """Answer of a request; None if it is not there within the time. Errors: Failed; Unknown."""
         if name not in self._tasks:
@@ -95,6 +107,8 @@ class Futures:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
             return None
+        if task.cancelled():
+            raise Failed("it was cancelled", is_clients=False)
         error = task.exception()
         self._keep(name, 0 if error else len(task.result().body))
         return task.result()
@@ -111,19 +125,31 @@ class Futures:
         del self._tasks[name], self._owners[name]
 
     def cancel(self, name: str) -> None:
-        """Cancel a request that nobody waits for."""
+        """Cancel a request that nobody waits for, if it can be cancelled still."""
         if name in self._tasks:
-            self._tasks[name].cancel()
+            self._cancel(self._tasks[name])
 
-    def end_session(self, owner: str) -> None:
-        """Cancel and drop all requests of a session."""
-        for name in [name for name, own in self._owners.items() if own == owner]:
-            self._tasks[name].cancel()
+    def _cancel(self, task: asyncio.Task[Answer]) -> None:
+        """Not before it has run: it takes its place in the order of its model's requests first."""
+
+        def cancel() -> None:
+            if task not in self._kept_whole:
+                task.cancel()
+
+        asyncio.get_running_loop().call_soon(cancel)
+
+    async def end_session(self, owner: str) -> None:
+        """Drop all requests of a session, once they are cancelled or, where they cannot be, done."""
+        names = [name for name, own in self._owners.items() if own == owner]
+        tasks = [self._tasks[name] for name in names]
+        for name, task in zip(names, tasks, strict=True):
+            self._cancel(task)
             self._drop(name)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
         """Cancel all requests."""
-        tasks = list(self._tasks.values())
+        tasks = {*self._tasks.values(), *self._kept_whole}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -97,17 +97,16 @@ class Service:
         """Begin a model's request in its turn. ``kind``: under which it is on record; None: it is not."""
         name = f"{model.id}:{number}"
 
-        async def in_turn() -> Answer:
-            async with model.turn(number):
-                begun, answer = time.perf_counter(), b""
-                try:
-                    answer = (done := await work()).body
-                    return done
-                finally:
-                    if kind is not None and (answer or isinstance(sys.exception(), RequestFailed)):
-                        self._journal.write(kind, model.id, number, time.perf_counter() - begun, body, answer)
+        async def recorded() -> Answer:
+            begun, answer = time.perf_counter(), b""
+            try:
+                answer = (done := await work()).body
+                return done
+            finally:
+                if kind is not None and (answer or isinstance(sys.exception(), RequestFailed)):
+                    self._journal.write(kind, model.id, number, time.perf_counter() - begun, body, answer)
 
-        self.futures.begin(name, model.session, in_turn)
+        self.futures.begin(name, model.session, recorded, model.turn(number))
         return name
 
     def info(self, model: Model) -> dict[str, Any]:
@@ -275,7 +274,7 @@ class Service:
     async def end_session(self, name: str) -> None:
         """End a session; its adapters are dropped, its checkpoints stay."""
         session: Session = self.clients.end(name)
-        self.futures.end_session(name)
+        await self.futures.end_session(name)
         for model in session.models.values():
             await self.training.forget(model.id)
             self.checkpoints.delete_unnamed(model.id)
