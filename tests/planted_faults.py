@@ -237,10 +237,10 @@ FAULTS = (
     Fault(
         "verdict_by_the_programs_equality",
         "A program's value is compared by `==`, so 3.0 and `True` pass for 3 and 1",
-        "titan_rl/environments/tasks/code_tests.py",
+        "titan_rl/environments/tasks/code/code_tests.py",
         "same(result.value, test.expected)",
         "result.value == test.expected",
-        ("environments/tasks/test_code_task.py::test_a_verdict_tells_types_apart",),
+        ("environments/tasks/code/test_code_task.py::test_a_verdict_tells_types_apart",),
     ),
     Fault(
         "stale_weight_version_accepted",

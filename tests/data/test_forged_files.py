@@ -160,6 +160,8 @@ OWN = {
     "environments/scoring/scoring_process.py": "/dev/null",
     "environments/sandbox/groups.py": "files of the kernel, below /sys/fs/cgroup",
     "environments/sandbox/remote.py": "files of the package",
+    "environments/sandbox/workspace/command_run.py": "files in memory that it has made",
+    "environments/sandbox/workspace/server.py": "/proc",
     "generator/engine_arguments.py": "a directory that read_config has looked at",
     "generator/ranks.py": "shared memory of an engine that the process started",
     "models/weights/hf_weights.py": "files whose headers were checked",

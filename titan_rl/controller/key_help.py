@@ -19,12 +19,13 @@ from titan_rl.environments.rewards.llm_judge import JudgeConfig
 from titan_rl.environments.servers.nemo_gym import NemoGymOptions
 from titan_rl.environments.servers.openenv import OpenEnvOptions
 from titan_rl.environments.tasks.calculator import CalculatorOptions
-from titan_rl.environments.tasks.code_task import CodeOptions
+from titan_rl.environments.tasks.code.code_task import CodeOptions
 from titan_rl.environments.tasks.gymnasium_task import GymnasiumOptions
 from titan_rl.environments.tasks.search.search_task import SearchOptions
 from titan_rl.environments.tasks.suites.base import SuiteOptions
 from titan_rl.environments.tasks.suites.gsm8k import GSM8KOptions
 from titan_rl.environments.tasks.suites.programs import ProgramOptions
+from titan_rl.environments.tasks.swe.swe_task import SweOptions
 from titan_rl.environments.tasks.text.alphabet_sort import AlphabetSortOptions
 from titan_rl.environments.tasks.text.reverse_text import ReverseTextOptions
 from titan_rl.environments.tasks.text.wordle import WordleOptions
@@ -38,6 +39,7 @@ _OPTIONS = {
     "jsonl, math": RowsOptions,
     "code": CodeOptions,
     "search": SearchOptions,
+    "swe": SweOptions,
     "calculator": CalculatorOptions,
     "treasure": TreasureOptions,
     "alphabet_sort": AlphabetSortOptions,

@@ -17,7 +17,7 @@ from titan_rl.environments.reasoning_gym.families import described_families
 from titan_rl.environments.rewards.functions import with_rewards
 from titan_rl.environments.sandbox.pool import choose_sandbox
 from titan_rl.environments.tasks.calculator import CalculatorTask
-from titan_rl.environments.tasks.code_task import CodeTask
+from titan_rl.environments.tasks.code.code_task import CodeTask
 from titan_rl.environments.tasks.math_task import MathTask
 from titan_rl.environments.tasks.mixture import MixtureTask
 from titan_rl.environments.tasks.search.search_task import SearchTask
@@ -26,6 +26,7 @@ from titan_rl.environments.tasks.suites.ifeval import IFEvalTask
 from titan_rl.environments.tasks.suites.multiple_choice import MultipleChoiceTask
 from titan_rl.environments.tasks.suites.problems import ProblemsTask
 from titan_rl.environments.tasks.suites.programs import HumanEvalTask, MBPPTask
+from titan_rl.environments.tasks.swe.swe_task import swe_task
 from titan_rl.environments.tasks.text.alphabet_sort import AlphabetSortTask
 from titan_rl.environments.tasks.text.reverse_text import ReverseTextTask
 from titan_rl.environments.tasks.text.wordle import WordleTask
@@ -47,6 +48,7 @@ _OF_FILES = {
     "code": CodeTask,
     "math": MathTask,
     "search": SearchTask,
+    "swe": swe_task,
     "gsm8k": GSM8KTask,
     "math500": ProblemsTask,
     "aime": ProblemsTask,
@@ -129,6 +131,7 @@ _DESCRIBED = (
     "code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)",
     "math  (rows of your own, whose answers are mathematics: what equals the expected one is right)",
     "search  (questions of your own, and a tool that searches a corpus of your own: task.options.file, corpus)",
+    "swe  (issues of repositories of your own, resolved by commands or an agent in a workspace, against tests)",
     *(f"{name}  (rows as {preset.data_set} has them: task.options.file)" for name, preset in PRESETS.items()),
     "mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)",
     "openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)",

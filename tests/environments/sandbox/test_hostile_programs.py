@@ -18,7 +18,7 @@ from titan_rl.environments.sandbox.pool import Sandbox
 from titan_rl.environments.sandbox.program import Call, Limits, Program, SandboxFailed
 from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
 from titan_rl.environments.sandbox.slot import Slot
-from titan_rl.environments.tasks.code_tests import FunctionTest, StreamTest, run_tests
+from titan_rl.environments.tasks.code.code_tests import FunctionTest, StreamTest, run_tests
 
 LIMITS = Limits(seconds=1.0, memory=192 << 20)
 LISTENER = "titan_rl_hidden_tests"

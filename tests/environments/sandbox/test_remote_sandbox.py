@@ -25,7 +25,7 @@ from titan_rl.environments.sandbox.program_report import as_task
 from titan_rl.environments.sandbox.remote import RemoteSandbox, check_server, remote_config
 from titan_rl.environments.sandbox.values import same
 from titan_rl.environments.scoring.scorer import Scorer
-from titan_rl.environments.tasks.code_tests import FunctionTest, StreamTest, run_tests
+from titan_rl.environments.tasks.code.code_tests import FunctionTest, StreamTest, run_tests
 from titan_rl.records.run_directory.rundir import RunDir
 
 PROGRAM = Program("print(6 * 7)", limits=LIMITS)

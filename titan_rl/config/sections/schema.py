@@ -83,7 +83,7 @@ class ModelConfig:
     """What writes out messages, wherever the run does."""
 
 
-TASKS_OF_FILES = ("jsonl", "code", "math", "search", "nemo_gym", *PRESETS)
+TASKS_OF_FILES = ("jsonl", "code", "math", "search", "swe", "nemo_gym", *PRESETS)
 """Tasks whose prompts are rows of ``task.options.file``."""
 FILE_OPTIONS = ("file", "held_out_file", "corpus")
 """Keys of their ``task.options`` that name files."""
@@ -107,9 +107,9 @@ TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium", "verifiers")
 class TaskConfig:
     name: str = "gcd"
     """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, ``alphabet_sort``, ``reverse_text``, ``wordle``, or
-    a reasoning-gym family), ``jsonl``, ``code``, ``math`` or ``search`` for a data file, a public set (``gsm8k``,
-    ``math500``, ``aime``, ``mmlu_pro``, ``ifeval``, ``humaneval``, ``mbpp``) for its rows, ``openenv``, ``nemo_gym``,
-    ``verifiers`` or ``gymnasium`` for other people's environments, ``mixture`` for several tasks, or
+    a reasoning-gym family), ``jsonl``, ``code``, ``math``, ``search`` or ``swe`` for a data file, a public set
+    (``gsm8k``, ``math500``, ``aime``, ``mmlu_pro``, ``ifeval``, ``humaneval``, ``mbpp``) for its rows, ``openenv``,
+    ``nemo_gym``, ``verifiers`` or ``gymnasium`` for other people's environments, ``mixture`` for several tasks, or
     ``pkg.module:name``."""
     style: Style = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""

@@ -16,16 +16,31 @@ _ALONE = "-B -E -s -S"
 """No variables, no site-packages, no compiled files."""
 
 
+def python_folder() -> Path:
+    """Where the interpreter is in a box; whose folder it is here, nobody may enter there."""
+    base = Path(sys.base_prefix).resolve()
+    return base if base == Path("/usr") else Path("/python")
+
+
 def command(control: int, seccomp: int) -> list[str]:
-    """Command that starts a box.
+    """Command that starts a box for programs.
 
     ``control``, ``seccomp``: descriptors of its connection and filter. Errors: SandboxFailed.
     """
+    folders = [
+        *("--perms", "0755", "--dir", "/usr"),  # which root's bubblewrap would make for root alone
+        *(flag for path in _LIBRARIES for flag in mounted(Path(path))),
+        *("--tmpfs", "/tmp"),
+    ]
+    return box_command("zygote.py", control, seccomp, folders)
+
+
+def box_command(script: str, control: int, seccomp: int, folders: list[str]) -> list[str]:
+    """Command that starts a script of ours. ``folders``: flags of what it sees besides. Errors: SandboxFailed."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxFailed("bubblewrap is not installed")
-    base = Path(sys.base_prefix).resolve()
-    home = base if base == Path("/usr") else Path("/python")  # whose folder it is here, nobody may enter there
+    base, home = Path(sys.base_prefix).resolve(), python_folder()
     is_root = os.geteuid() == 0
     walls = (
         "--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try --die-with-parent --new-session"
@@ -35,19 +50,18 @@ def command(control: int, seccomp: int) -> list[str]:
     return [
         *(bwrap, *walls.split(), *user.split()),
         *("--hostname", "box"),  # the host's own is nobody's business
-        *("--perms", "0755", "--dir", "/usr"),  # which root's bubblewrap would make for root alone
-        *(flag for path in _LIBRARIES for flag in _mounted(Path(path))),
-        *("--ro-bind", str(base), str(home), "--setenv", "LD_LIBRARY_PATH", f"{home}/lib"),
         *("--proc", "/proc", "--tmpfs", "/dev", "--symlink", "/tmp", "/dev/shm"),
+        *folders,
+        *("--ro-bind", str(base), str(home), "--setenv", "LD_LIBRARY_PATH", f"{home}/lib"),
         *(flag for path in _DEVICES for flag in ("--dev-bind", path, path)),
-        *("--tmpfs", "/tmp", "--ro-bind", str(_SCRIPTS), _INSIDE),
+        *("--ro-bind", str(_SCRIPTS), _INSIDE),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"),
         *("--", f"{home}/bin/python{sys.version_info.major}.{sys.version_info.minor}", *_ALONE.split()),
-        *(f"{_INSIDE}/zygote.py", str(control), str(seccomp), "drop" if is_root else "keep"),
+        *(f"{_INSIDE}/{script}", str(control), str(seccomp), "drop" if is_root else "keep"),
     ]
 
 
-def _mounted(path: Path) -> list[str]:
+def mounted(path: Path) -> list[str]:
     """As it is here: Debian's /lib is a link."""
     if path.is_symlink():
         return ["--symlink", os.readlink(path), str(path)]

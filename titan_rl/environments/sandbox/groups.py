@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 from titan_rl.environments.sandbox.program import Limits
 
@@ -45,6 +46,17 @@ class CgroupRoot:
         return f"the kernel (cgroup v2 at {self.folder}), and a watcher every 20 ms"
 
 
+class Bounds(Protocol):
+    """Bounds that a group keeps, in bytes and processes."""
+
+    @property
+    def memory(self) -> int: ...
+    @property
+    def disk(self) -> int: ...
+    @property
+    def processes(self) -> int: ...
+
+
 class Group:
     """Control group of one box. Errors: OSError where the kernel refuses."""
 
@@ -61,7 +73,11 @@ class Group:
         """Command that enters the group before it runs."""
         return ["/bin/sh", "-c", _ENTER, str(self.folder), *command]
 
-    def bound(self, limits: Limits) -> None:
+    def take(self, pid: int) -> None:
+        """Move a process into the group, whose children are then made in it."""
+        _write(self.folder / "cgroup.procs", str(pid))
+
+    def bound(self, limits: Bounds) -> None:
         """Bound memory (files included) and processes of a program, on top of the empty box."""
         if self._box is None:
             self._box = int(_read(self.folder / "memory.current")), int(_read(self.folder / "pids.current"))

@@ -25,7 +25,9 @@ disk is free, what a user's pipes may hold together, and whatever takes time on 
 import errno
 import resource
 import tempfile
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 from titan_rl.environments.sandbox.program import SandboxFailed
 
@@ -92,42 +94,94 @@ _PRIVATE = 128
 """FUTEX_PRIVATE_FLAG: of one process's threads."""
 _WAITS, _WAKES = (0, 9, 0x100, 0x109), (1, 10)
 """FUTEX_WAIT, FUTEX_WAIT_BITSET, each with FUTEX_CLOCK_REALTIME as well; FUTEX_WAKE, FUTEX_WAKE_BITSET."""
+_OF_WORKSPACES = (
+    "flock futex mknod mknodat inotify_init inotify_init1 inotify_add_watch inotify_rm_watch getsockopt setsockopt "
+    "bind listen accept accept4 connect sendmsg sendmmsg recvmmsg"
+)
+_FAMILIES = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6: not AF_VSOCK, behind which a virtual machine's host is."""
 _OPTIMIZE, _AS_A_TREE = 8, 2
 """SCMP_FLTATR_CTL_OPTIMIZE: the kernel tries a filter on every system call there is when it takes it."""
 
 
 @cache
 def seccomp_filter() -> bytes:
-    """Instructions of the filter, for the kernel. Errors: SandboxFailed without libseccomp."""
-    try:
-        import pyseccomp as seccomp
-    except (ImportError, OSError, RuntimeError) as error:
-        raise SandboxFailed(f"libseccomp is not there ({error})") from None
-    # libc and Python take an older way where a call is not there, such as clone, whose flags can be seen, for clone3
-    rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
-    for name in ALLOWED:
-        rules.add_rule(seccomp.ALLOW, name)
-    for name, (argument, values) in _ALLOWED_WITH.items():
-        for value in values:
-            rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(argument, seccomp.EQ, value))
-    for flags in (0, _FILES_SHARED, _THREAD | _FILES_SHARED):
-        mask = _ANY_NAMESPACE | _THREAD | _FILES_SHARED
-        rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, mask, flags))
-    for flags in (0, _SHARED, _OF_NO_FILE):
-        mask = _SHARED | _OF_NO_FILE | _HUGE
-        rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, mask, flags))
-    rules.add_rule(seccomp.ALLOW, "futex", seccomp.Arg(1, seccomp.MASKED_EQ, _PRIVATE, _PRIVATE))
+    """Instructions of the filter of programs, for the kernel. Errors: SandboxFailed without libseccomp."""
+    rules = _Rules()
+    rules.allow_common()
+    rules.allow_where("futex", 1, _PRIVATE, _PRIVATE)
     for operations, error_number in ((_WAITS, errno.EAGAIN), (_WAKES, 0)):
-        for operation in operations:
-            rules.add_rule(seccomp.ERRNO(error_number), "futex", seccomp.Arg(1, seccomp.EQ, operation))
+        rules.refuse_where("futex", 1, operations, error_number)
     # as on a file system that has none
-    for command in _LOCKS:
-        rules.add_rule(seccomp.ERRNO(errno.ENOLCK), "fcntl", seccomp.Arg(1, seccomp.EQ, command))
-    rules.add_rule(seccomp.ERRNO(errno.ENOLCK), "flock")
-    for name in _ATTRIBUTES.split():
-        rules.add_rule(seccomp.ERRNO(errno.ENOTSUP), name)
-    rules.set_attr(_OPTIMIZE, _AS_A_TREE)
-    with tempfile.TemporaryFile() as file:
-        rules.export_bpf(file)
-        file.seek(0)
-        return file.read()
+    rules.refuse_where("fcntl", 1, _LOCKS, errno.ENOLCK)
+    rules.refuse("flock", errno.ENOLCK)
+    return rules.instructions()
+
+
+@cache
+def workspace_filter() -> bytes:
+    """Instructions of the filter of a workspace's commands. Errors: SandboxFailed without libseccomp.
+
+    Its files and its network are its own, so that it has locks, watches and sockets."""
+    rules = _Rules()
+    rules.allow_common()
+    for name in _OF_WORKSPACES.split():
+        rules.allow(name)
+    rules.allow_values("fcntl", 1, _LOCKS)
+    rules.allow_values("socket", 0, _FAMILIES)
+    return rules.instructions()
+
+
+class _Rules:
+    """Rules of a filter by which every other call fails with ENOSYS. Errors: SandboxFailed without libseccomp."""
+
+    def __init__(self) -> None:
+        try:
+            import pyseccomp
+        except (ImportError, OSError, RuntimeError) as error:
+            raise SandboxFailed(f"libseccomp is not there ({error})") from None
+        self._seccomp = pyseccomp
+        # where a call is not there libc and Python take an older one: clone, whose flags can be seen, for clone3
+        self._rules = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.ENOSYS))
+
+    def allow_common(self) -> None:
+        """What acts on the caller alone."""
+        for name in ALLOWED:
+            self.allow(name)
+        for name, (argument, values) in _ALLOWED_WITH.items():
+            self.allow_values(name, argument, values)
+        for flags in (0, _FILES_SHARED, _THREAD | _FILES_SHARED):
+            self.allow_where("clone", 0, _ANY_NAMESPACE | _THREAD | _FILES_SHARED, flags)
+        for flags in (0, _SHARED, _OF_NO_FILE):
+            self.allow_where("mmap", 3, _SHARED | _OF_NO_FILE | _HUGE, flags)
+        for name in _ATTRIBUTES.split():
+            self.refuse(name, errno.ENOTSUP)
+
+    def allow(self, name: str) -> None:
+        self._rules.add_rule(self._seccomp.ALLOW, name)
+
+    def allow_values(self, name: str, argument: int, values: Iterable[int]) -> None:
+        for value in values:
+            self._rules.add_rule(self._seccomp.ALLOW, name, self._equals(argument, value))
+
+    def allow_where(self, name: str, argument: int, mask: int, value: int) -> None:
+        """Where the bits of a mask are so."""
+        masked = self._seccomp.Arg(argument, self._seccomp.MASKED_EQ, mask, value)
+        self._rules.add_rule(self._seccomp.ALLOW, name, masked)
+
+    def refuse(self, name: str, error_number: int) -> None:
+        self._rules.add_rule(self._seccomp.ERRNO(error_number), name)
+
+    def refuse_where(self, name: str, argument: int, values: Iterable[int], error_number: int) -> None:
+        for value in values:
+            self._rules.add_rule(self._seccomp.ERRNO(error_number), name, self._equals(argument, value))
+
+    def _equals(self, argument: int, value: int) -> Any:
+        return self._seccomp.Arg(argument, self._seccomp.EQ, value)
+
+    def instructions(self) -> bytes:
+        self._rules.set_attr(_OPTIMIZE, _AS_A_TREE)
+        with tempfile.TemporaryFile() as file:
+            self._rules.export_bpf(file)
+            file.seek(0)
+            return file.read()

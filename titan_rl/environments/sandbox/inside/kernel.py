@@ -12,6 +12,9 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_THP_DISABLE = 4, 22, 38, 41
 _CLOSE_RANGE, _LAST_DESCRIPTOR = 436, 0xFFFFFFFF
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_PR_CAPBSET_DROP, _PR_SET_SECUREBITS, _MOST_CAPABILITIES = 24, 28, 64
+_NO_ROOT = 0x1 | 0x2 | 0x4 | 0x8
+"""NOROOT and NO_SETUID_FIXUP, both locked."""
 _CAPSET, _CAPABILITY_VERSION_3 = {"x86_64": 126, "aarch64": 91}[os.uname().machine], 0x20080522
 _CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
 _CLONE_CHILD_SETTID, _CLONE_CHILD_CLEARTID = 0x01000000, 0x00200000
@@ -47,14 +50,14 @@ def call(name: str, *arguments: object) -> int:
     return result
 
 
-def fork_into_namespaces() -> int:
+def fork_into_namespaces(flags: int = _NEW_NAMESPACES) -> int:
     """Fork a child that is init in new namespaces, otherwise as ``os.fork``.
 
-    Of all that a fork's bookkeeping is for, this process, which has one thread, needs the thread id that glibc keeps at
-    the address which it told the kernel, and another seed. The interpreter's own hooks touch half of the pages that a
-    short program touches in all.
+    ``flags``: of the namespaces; a new one of processes is among them. Of all that a fork's bookkeeping is for, this
+    process, which has one thread, needs the thread id that glibc keeps at the address which it told the kernel, and
+    another seed. The interpreter's own hooks touch half of the pages that a short program touches in all.
     """
-    flags = _NEW_NAMESPACES | signal.SIGCHLD | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    flags |= signal.SIGCHLD | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
     pid = _locked.syscall(_CLONE, ctypes.c_ulong(flags), None, None, *_tid_arguments)
     if pid < 0:
         number = ctypes.get_errno()
@@ -62,6 +65,14 @@ def fork_into_namespaces() -> int:
     if not pid:
         random.seed()
     return pid
+
+
+def lose_root() -> None:
+    """Let a program that runs as root have no capability for it."""
+    for capability in range(_MOST_CAPABILITIES):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+            break
+    call("prctl", _PR_SET_SECUREBITS, _NO_ROOT, 0, 0, 0)
 
 
 def give_up(seccomp: Filter) -> None:
@@ -98,6 +109,11 @@ def have_small_pages() -> None:
     Of a huge page that is mapped no more in part, all is kept, and a part is counted.
     """
     call("prctl", _PR_SET_THP_DISABLE, 1, 0, 0, 0)
+
+
+def be_hidden() -> None:
+    """Keep this process's memory and descriptors from others of its user."""
+    call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def stay_visible() -> None:

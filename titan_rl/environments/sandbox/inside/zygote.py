@@ -34,11 +34,11 @@ import semaphores
 _WARM = "bisect collections copy datetime decimal fractions functools heapq itertools math operator re statistics"
 """What programs import most is there before they start."""
 _NOBODY = 65534
+_MOST_DESCRIPTORS = 4
+"""Of a message."""
 _POLL_SECONDS = 0.02
 _MOST_MAPPINGS = 16384
 """Of a program with all that it starts: each is some 200 bytes of the kernel's, and takes long to undo."""
-_GOES_FIRST = "oom_score_adj", b"1000"
-"""Where the machine's memory is out, a program ends before anything else does."""
 _MEMORY = ("VmRSS:", "VmSwap:", "VmPTE:")
 _BUFFER, _FEW_DESCRIPTORS = 212992, 8
 """Bytes that a socket holds at most, by the kernel's default, and are no process's; of so few it does not matter."""
@@ -66,14 +66,14 @@ class Box:
                 return
             if message == b"kill":  # of one that has just ended
                 continue
-            self.control.send(json.dumps(self._run(json.loads(message), descriptors)).encode())
+            self.control.send(json.dumps(self.answer(json.loads(message), descriptors)).encode())
 
-    def _run(self, limits: dict, descriptors: list[int]) -> dict:
+    def answer(self, limits: dict, descriptors: list[int]) -> dict:
         """How a program ended. With it everything ended that it had started, since it is its namespace's init."""
         start = time.monotonic()
-        pid = kernel.fork_into_namespaces()
+        pid = self.fork()
         if not pid:
-            self._become(descriptors, limits)
+            self.become(descriptors, limits)
         for number in descriptors:
             os.close(number)
         watch = os.pidfd_open(pid)
@@ -86,17 +86,19 @@ class Box:
         exit_code = os.waitstatus_to_exitcode(status)
         return {"exit": exit_code, "why": why, "seconds": time.monotonic() - start, "memory": memory}
 
-    def _become(self, descriptors: list[int], limits: dict) -> None:
+    def fork(self) -> int:
+        """Fork what runs a program; 0 in it."""
+        return kernel.fork_into_namespaces()
+
+    def become(self, descriptors: list[int], limits: dict) -> None:
         """In the fork; does not return."""
         try:
             os.setsid()  # signals and priorities of its process group would reach the zygote
             task, stdout, stderr = descriptors
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
-            same = f"{self.uid} {self.uid} 1".encode()
-            maps = ("setgroups", b"deny"), ("uid_map", same), ("gid_map", same)
-            for name, text in (*maps, _GOES_FIRST):
-                os.write(os.open(f"/proc/self/{name}", os.O_WRONLY), text)
+            map_user(self.uid, self.uid)
+            go_first()
             kernel.close_all_but(task)
             running.become_program(socket.socket(fileno=task), limits, self.seccomp)
         finally:
@@ -125,6 +127,24 @@ class Box:
                     why = why or "memory"
             if why:
                 os.kill(pid, signal.SIGKILL)
+
+
+def map_user(inside: int, outside: int) -> None:
+    """Map the one user and group of this process's new namespace."""
+    same = f"{inside} {outside} 1".encode()
+    for name, text in (("setgroups", b"deny"), ("uid_map", same), ("gid_map", same)):
+        _write_own(name, text)
+
+
+def go_first() -> None:
+    """Where the machine's memory is out, this process ends before anything else does."""
+    _write_own("oom_score_adj", b"1000")
+
+
+def _write_own(name: str, text: bytes) -> None:
+    number = os.open(f"/proc/self/{name}", os.O_WRONLY)
+    os.write(number, text)
+    os.close(number)
 
 
 def _processes() -> set[int]:
@@ -203,14 +223,15 @@ def _mappings(thread: str, most: int) -> int:
 def receive(control: socket.socket) -> tuple[bytes, list[int]]:
     """Receive a message with its descriptors."""
     numbers = array.array("i")
-    space = socket.CMSG_SPACE(3 * numbers.itemsize)
+    space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * numbers.itemsize)
     message, ancillary, _, _ = control.recvmsg(4096, space, socket.MSG_CMSG_CLOEXEC)
     for _, _, data in ancillary:
         numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
     return message, list(numbers)
 
 
-def main() -> None:
+def begin() -> tuple[socket.socket, kernel.Filter]:
+    """Begin a script that bubblewrap has started with CONTROL, FILTER and keep or drop."""
     control, filter_fd, drops = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "drop"
     with open(filter_fd, "rb") as file:
         instructions = file.read()
@@ -225,12 +246,15 @@ def main() -> None:
     compile("", "", "exec")  # the first one makes the types of syntax trees, which takes longer than all the rest
     gc.collect()
     gc.freeze()
-    seccomp = kernel.Filter(len(instructions) // 8, instructions)
     kernel.stay_visible()
     kernel.have_small_pages()
     kernel.close_all_but(control)
     os.set_inheritable(control, False)
-    connection = socket.socket(fileno=control)
+    return socket.socket(fileno=control), kernel.Filter(len(instructions) // 8, instructions)
+
+
+def main() -> None:
+    connection, seccomp = begin()
     connection.send(b"ready")
     Box(connection, seccomp, os.getuid()).serve()
 

@@ -24,7 +24,7 @@ from titan_rl.environments.prompts.jsonl_task import RowsOptions, RowsTask
 from titan_rl.environments.prompts.row_files import DataRow
 from titan_rl.environments.sandbox.pool import check_sandbox, shared_sandbox
 from titan_rl.environments.sandbox.program import Call, Limits, SandboxFailed
-from titan_rl.environments.tasks.code_tests import CodeTest, FunctionTest, StreamTest, run_tests, source_of
+from titan_rl.environments.tasks.code.code_tests import CodeTest, FunctionTest, StreamTest, run_tests, source_of
 
 
 @dataclass(kw_only=True)

@@ -26,7 +26,7 @@ from titan_rl.environments.interfaces.environment import EnvironmentFailed, OneA
 from titan_rl.environments.prompts.row_files import DataRow
 from titan_rl.environments.sandbox.pool import check_sandbox, shared_sandbox
 from titan_rl.environments.sandbox.program import Call, Limits, Program, SandboxFailed
-from titan_rl.environments.tasks.code_tests import source_of
+from titan_rl.environments.tasks.code.code_tests import source_of
 from titan_rl.environments.tasks.suites.base import SuiteOptions, SuiteTask, text_column
 
 

@@ -14,9 +14,10 @@ from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.sandbox.pool import Sandbox
 from titan_rl.environments.sandbox.program import Call, CallResult, Limits, Outcome, SandboxFailed
-from titan_rl.environments.tasks import code_task, python_tool
-from titan_rl.environments.tasks.code_task import tests_of as read_tests
-from titan_rl.environments.tasks.code_tests import FunctionTest, run_tests, source_of
+from titan_rl.environments.tasks import python_tool
+from titan_rl.environments.tasks.code import code_task
+from titan_rl.environments.tasks.code.code_task import tests_of as read_tests
+from titan_rl.environments.tasks.code.code_tests import FunctionTest, run_tests, source_of
 
 ADD = {"fn_name": "add", "inputs": [[1, 2], ["a", "b"]], "outputs": [3, "ab"]}
 SPEAK = {"inputs": ["1 2\n", "5 5\n"], "outputs": ["3\n", "10"]}

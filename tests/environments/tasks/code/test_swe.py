@@ -1,0 +1,313 @@
+"""Issues of repositories: what resolves them, what does not, and programs that ask the model for it."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+
+import pytest
+from boxes import need_boxes
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.data.types import Prompt
+from titan_rl.environments.agents.endpoint import Endpoint
+from titan_rl.environments.agents.openai_requests import ModelRequest, Refused
+from titan_rl.environments.interfaces.environment import EnvironmentFailed, Reply
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.tasks.swe.rows import read_row
+from titan_rl.environments.tasks.swe.swe_task import SweTask
+
+BUGGY = "def total(numbers):\n    return sum(numbers[1:])\n\n\ndef twice(x):\n    return 2 * x\n"
+TESTS = "import unittest\nimport sums\n\nclass T(unittest.TestCase):\n    def test(self):\n        {}\n"
+ROW = {
+    "problem_statement": "total([1, 2]) gives 2 instead of 3",
+    "files": {"sums.py": BUGGY, "tests/test_twice.py": TESTS.format("self.assertEqual(sums.twice(2), 4)")},
+    "test_files": {"tests/test_total.py": TESTS.format("self.assertEqual(sums.total([5]), 5)")},
+    "FAIL_TO_PASS": '["tests.test_total"]',
+    "PASS_TO_PASS": ["tests.test_twice"],
+    "calls": [
+        {"function": "sums:total", "arguments": [[1, 2]], "expected": 3, "when": "FAIL_TO_PASS"},
+        {"function": "sums:twice", "arguments": ["ab"], "expected": "abab", "when": "PASS_TO_PASS"},
+    ],
+    "solution": ["sed -i 's/numbers.1:./numbers/' sums.py"],
+}
+FIX = ROW["solution"][0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _store(tmp_path_factory):
+    need_boxes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def with_task(
+    folder, row: dict, check: Callable[[SweTask, Prompt], Awaitable[None]], style: str = "chat", **options
+) -> None:
+    file = folder / "rows.jsonl"
+    rows = [row | {"problem_statement": f"{row['problem_statement']} ({number})"} for number in range(8)]
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+    async def run() -> None:
+        task = make_task(TaskConfig(name="swe", style=style, options={"file": str(file)} | options), [str(folder)])
+        assert isinstance(task, SweTask)
+        try:
+            await check(task, task.prompt("train", 1, 0))
+        finally:
+            await task.close()
+
+    asyncio.run(run())
+
+
+async def play(task: SweTask, prompt: Prompt, *commands: str) -> list[Reply]:
+    """Replies to answers, each with one command."""
+    environment = task.environment(prompt)
+    try:
+        return [await environment.step(f"So:\n```bash\n{command}\n```") for command in commands]
+    finally:
+        await environment.close()
+
+
+@pytest.mark.parametrize(
+    ("commands", "reward"),
+    [
+        ([FIX, "submit"], 1.0),
+        ([FIX, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"], 1.0),
+        (["submit"], 0.0),
+        ([FIX, "sed -i 's/2 . x/x/' sums.py", "submit"], 0.0),
+        (["rm -r tests; mkdir tests; echo > tests/test_total.py; ln -s /dev/null tests/test_twice.py", "submit"], 0.0),
+        (["printf 'import os\\nos._exit(0)\\n' >> sums.py", "submit"], 0.0),
+        (["printf 'import unittest\\nunittest.TestCase.run = lambda *a: None\\n' >> sums.py", "submit"], 0.0),
+        (['printf \'import sys\\nprint([["3"], ["6"]])\\nsys.exit()\\n\' > json.py', "submit"], 0.0),
+        (
+            ["printf 'class A(int):\\n  __eq__ = lambda *a: True\\ntotal = twice = lambda *a: A(7)\\n' >> sums.py"],
+            0.0,
+        ),
+    ],
+)
+def test_what_resolves_an_issue(tmp_path, commands, reward):
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        *before, last = await play(task, prompt, *commands)
+        assert all(reply.reward is None and reply.messages for reply in before)
+        assert (last.reward, last.messages) == (reward, [])
+
+    with_task(tmp_path, ROW, check, max_commands=len(commands))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm /bin; mkdir /bin; printf '#!/usr/bin/env true\n' > /bin/bash; chmod 755 /bin/bash; cp /bin/{bash,python3}",
+        "mv /etc /other; mkdir -p /etc; echo /workspace/x.so > /etc/ld.so.preload",
+        "mkdir -p ~/.local/lib/python3.11/site-packages; cd $_; printf 'import os\nos._exit(0)\n' > usercustomize.py",
+        "rm -r /workspace; ln -s /etc /workspace",
+        "cd /; mv workspace other; echo > workspace",
+        "rm -rf /workspace/* /workspace; mkdir /workspace",
+        "mkdir -p x/x/x; cd x/x/x; for i in $(seq 500); do mkdir x; cd x; done; chmod 0 /workspace",
+    ],
+)
+def test_no_change_outside_of_the_repository_counts(tmp_path, command):
+    """Also where tests are judged by an exit code alone; and what is destroyed is wrong, and no fault of ours."""
+
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        replies = await play(task, prompt, command, "submit")
+        assert replies[-1].reward == 0.0
+
+    with_task(tmp_path, ROW | {"calls": []}, check)
+
+
+def test_the_model_is_shown_what_its_commands_say(tmp_path):
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        assert prompt.text.startswith("total([1, 2]) gives 2")
+        assert "```bash block" in prompt.text
+        environment = task.environment(prompt)
+        shown = [
+            (await environment.step(answer)).messages[0]["content"]
+            for answer in (
+                "```bash\nls; echo oh >&2; exit 3\n```",
+                "no command",
+                "```bash\ncd tests && pwd\n```",
+                "```sh\nseq 1000\n```",
+                "```bash\n```",
+            )
+        ]
+        await environment.close()
+        assert shown[:3] == [
+            "sums.py\ntests\noh\nexit code 3",
+            "Give one ```bash block with the next command.",
+            "/workspace/tests",
+        ]
+        assert "characters are left out here" in shown[3]
+        assert len(shown[3]) < 150
+        assert shown[4] == "(no output)"
+
+    with_task(tmp_path, ROW, check, output_characters=100)
+
+
+@pytest.mark.parametrize("protocol", ["block", "tool", "line"])
+def test_the_worked_example_resolves_it(tmp_path, protocol):
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        environment = task.environment(prompt)
+        *_, last = [await environment.step(answer) for answer in task.demonstration(prompt)]
+        await environment.close()
+        assert last.reward == 1.0
+
+    with_task(tmp_path, ROW, check, protocol=protocol, max_commands=3)
+
+
+def test_a_patch_is_a_worked_example_too(tmp_path):
+    patch = "--- a/sums.py\n+++ b/sums.py\n@@ -1,3 +1,3 @@\n def total(numbers):\n"
+    patch += "-    return sum(numbers[1:])\n+    return sum(numbers)\n \n"
+    row = {key: value for key, value in ROW.items() if key != "solution"} | {"patch": patch}
+
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        environment = task.environment(prompt)
+        *_, last = [await environment.step(answer) for answer in task.demonstration(prompt)]
+        await environment.close()
+        assert last.reward == 1.0
+
+    with_task(tmp_path, row, check)
+
+
+def test_setup_runs_once_for_all_samples_of_a_prompt(tmp_path):
+    row = ROW | {"setup": "head -c 8 /dev/urandom | base64 > built"}
+
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        both = await asyncio.gather(*(play(task, prompt, "cat built; echo mine >> built") for _ in range(4)))
+        assert len({replies[0].messages[0]["content"] for replies in both}) == 1
+
+    with_task(tmp_path, row, check)
+
+
+def test_a_setup_that_fails_is_no_answer_of_the_models(tmp_path):
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        with pytest.raises(EnvironmentFailed, match="setup ended with 7: no"):
+            await play(task, prompt, "true")
+
+    with_task(tmp_path, ROW | {"setup": "echo no; exit 7"}, check)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"problem_statement": None}, "problem_statement"),
+        ({"files": None}, "give one of them"),
+        ({"workspace": "repository"}, "give one of them"),
+        ({"files": {"../x": "1"}}, "outside of it"),
+        ({"files": {"/x": "1"}}, "outside of it"),
+        ({"FAIL_TO_PASS": [], "calls": []}, "nothing has to turn green"),
+        ({"FAIL_TO_PASS": ["--help"]}, "taken for an option"),
+        ({"FAIL_TO_PASS": "[1"}, "is no JSON"),
+        (
+            {"calls": [ROW["calls"][0] | {"function": "os.system"}]},
+            "one of 'calls'",
+        ),
+        ({"calls": [{"function": "a:b"}]}, "each of 'calls'"),
+        ({"test_command": 3}, "as text"),
+    ],
+)
+def test_a_row_that_cannot_be_meant_is_refused_by_its_place(change, message):
+    with pytest.raises(ConfigError, match=f"rows.jsonl line 3: .*{message}"):
+        read_row("rows.jsonl line 3", ROW | change)
+
+
+def test_a_workspace_is_below_the_runs_folders(tmp_path):
+    row = {key: value for key, value in ROW.items() if key != "files"}
+    for path, message in (("../x", "outside of it"), ("/etc", "outside of it"), ("nowhere", "is not there")):
+        with pytest.raises(ConfigError, match=message):
+            read_row("line 1", row | {"workspace": path}).image([str(tmp_path)])
+
+
+# programs
+
+
+AGENT = """
+import json, os, subprocess, sys, urllib.request
+said = sys.stdin.read()
+assert said.strip() == os.environ["ISSUE"].strip()
+while True:
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": said}]}
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+    if answer == "done":
+        break
+    said = subprocess.run(answer, shell=True, capture_output=True, text=True).stdout or "nothing"
+"""
+
+
+class Answered:
+    """Answer of a policy that has its answers by heart."""
+
+    def __init__(self, text: str):
+        self.text, self.request = text, None
+
+    def body(self, model: str) -> dict:
+        return {"choices": [{"message": {"role": "assistant", "content": self.text}, "finish_reason": "stop"}]}
+
+
+def test_a_program_in_the_workspace_asks_the_model_and_nobody_else(tmp_path):
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "agent.py").write_text(AGENT)
+    reach = f"{sys.version_info.major} is the version; exec 3<>/dev/tcp/127.0.0.1/{{port}} && echo reached"
+    asked: list[str] = []
+
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        endpoint = Endpoint()
+        await endpoint.start()
+        port = endpoint.base_url.partition("127.0.0.1:")[2].partition("/")[0]
+        answers = iter([FIX, f"echo {reach.format(port=port)}", "done"])
+
+        async def answer(request: ModelRequest) -> Answered:
+            asked.append(request.messages[-1].content)
+            try:
+                response = Answered(next(answers))
+            except StopIteration:
+                raise Refused("no more") from None
+            response.request = request
+            return response
+
+        try:
+            with endpoint.open(answer) as model:  # pyright: ignore[reportArgumentType]
+                outcome = await task.agent(prompt).run(model)
+        finally:
+            await endpoint.close()
+        assert getattr(outcome, "reward", None) == 1.0
+        assert asked[0].startswith("total([1, 2])")
+        assert asked[1:] == ["nothing", f"{sys.version_info.major} is the version\n"]
+
+    agent = {"command": "python3 /agent/agent.py", "shows": {"/agent": str(tmp_path / "agent")}, "timeout": 60}
+    with_task(tmp_path, ROW, check, agent=agent)
+
+
+def test_a_program_that_is_not_there_is_no_answer_of_the_models(tmp_path):
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        endpoint = Endpoint()
+        await endpoint.start()
+        try:
+            with (
+                endpoint.open(lambda request: None) as model,  # pyright: ignore[reportArgumentType]
+                pytest.raises(EnvironmentFailed, match="agent.command cannot be run: .*no_such_agent"),
+            ):
+                await task.agent(prompt).run(model)
+        finally:
+            await endpoint.close()
+
+    with_task(tmp_path, ROW, check, agent={"command": "no_such_agent"})
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ({"command": "x", "shows": {"/usr": "."}}, "no free folder"),
+        ({"command": "x", "shows": {"agent": "."}}, "no free folder"),
+        ({"command": "x", "shows": {"/agent": "nowhere"}}, "is no folder"),
+        ({"shows": {}}, "command"),
+    ],
+)
+def test_settings_of_an_agent_are_checked(tmp_path, agent, message):
+    with pytest.raises(ConfigError, match=message):
+        make_task(TaskConfig(name="swe", style="chat", options={"file": "x.jsonl", "agent": agent}), [str(tmp_path)])

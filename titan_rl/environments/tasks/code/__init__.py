@@ -1,0 +1,1 @@
+"""Programs to write, judged by tests in a sandbox."""

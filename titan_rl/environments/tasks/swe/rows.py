@@ -1,0 +1,170 @@
+"""Rows of software engineering, by SWE-bench's names for what it has.
+
+problem_statement   the issue
+files | workspace   repository: texts by path; or the path of a folder, a tar archive or an OCI layout, below a
+                    folder of run.plugin_path
+setup               command that prepares it, once for all samples of a prompt
+test_files          texts by path, laid over the repository before tests run: no agent has seen or changed them
+test_command        what runs tests, behind which their names are put; exit code 0 means that all pass
+FAIL_TO_PASS        names of tests that the change must turn green; PASS_TO_PASS: of those that must stay so
+calls               {function, arguments, expected, when}: checks by value; ``when`` is one of these two names
+solution            commands of a worked example; or patch, a unified diff
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.rows.row_fields import text
+from titan_rl.environments.sandbox.workspace.images import (
+    Image,
+    check_path,
+    image_of_archive,
+    image_of_files,
+    image_of_folder,
+    image_of_layout,
+)
+
+When = Literal["FAIL_TO_PASS", "PASS_TO_PASS"]
+WHEN: tuple[When, ...] = ("FAIL_TO_PASS", "PASS_TO_PASS")
+TEST_COMMAND = "python3 -m unittest"
+_MOST_TESTS = 2000
+
+
+@dataclass(frozen=True)
+class CallCheck:
+    """Call of a function of the repository, with the value that it must give."""
+
+    function: str
+    """``package.module:name``"""
+    arguments: list[Any]
+    expected: Any
+    when: When
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What decides whether an issue is resolved."""
+
+    tests: Mapping[When, Sequence[str]]
+    test_command: str
+    test_files: Mapping[str, bytes]
+    calls: Sequence[CallCheck]
+
+    @property
+    def has_any(self) -> bool:
+        """Whether something has to turn green."""
+        return bool(self.tests["FAIL_TO_PASS"]) or any(call.when == "FAIL_TO_PASS" for call in self.calls)
+
+
+@dataclass(frozen=True)
+class SweRow:
+    """Row, read."""
+
+    issue: str
+    checks: Checks
+    setup: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    workspace: str = ""
+
+    def image(self, folders: Sequence[str]) -> Image:
+        """Image of the repository. ``folders``: where a path is looked for. Errors: ConfigError."""
+        if self.files:
+            return image_of_files(self.files)
+        check_path(self.workspace)
+        path = next((path for folder in folders if (path := Path(folder) / self.workspace).exists()), None)
+        if path is None:
+            raise ConfigError(f"the workspace {self.workspace!r} is not there: looked in {', '.join(folders)}")
+        if (path / "index.json").is_file():
+            return image_of_layout(path)
+        return image_of_folder(path) if path.is_dir() else image_of_archive(path)
+
+
+def read_row(place: str, columns: Mapping[str, Any]) -> SweRow:
+    """Read a row. Errors: ConfigError with its place."""
+    issue = text(place, "problem_statement", columns.get("problem_statement"))
+    files = _files(place, "files", columns.get("files"))
+    workspace = columns.get("workspace") or ""
+    if not isinstance(workspace, str) or bool(files) == bool(workspace):
+        raise ConfigError(f"{place}: a repository is 'files', texts by path, or 'workspace', a path: give one of them")
+    tests: dict[When, list[str]] = {when: _names(place, when, columns.get(when)) for when in WHEN}
+    command, setup = (columns.get(name) or default for name, default in (("test_command", TEST_COMMAND), ("setup", "")))
+    if not isinstance(command, str) or not isinstance(setup, str):
+        raise ConfigError(f"{place}: 'test_command' and 'setup' are commands, as text")
+    checks = Checks(tests, command, _files(place, "test_files", columns.get("test_files")), _calls(place, columns))
+    if not checks.has_any:
+        raise ConfigError(
+            f"{place}: nothing has to turn green, so that every change would be right: give FAIL_TO_PASS names of "
+            f"tests, or 'calls' with when = 'FAIL_TO_PASS'"
+        )
+    return SweRow(issue, checks, setup, files, workspace)
+
+
+def solution_of(place: str, columns: Mapping[str, Any]) -> list[str]:
+    """Commands of a row's worked example. Errors: ConfigError without one."""
+    commands = columns.get("solution")
+    if isinstance(commands, list) and commands and all(isinstance(each, str) and each for each in commands):
+        return commands
+    if isinstance(patch := columns.get("patch"), str) and patch:
+        lines = patch.strip("\n")
+        return [f"git apply - <<'END_OF_PATCH'\n{lines}\nEND_OF_PATCH"]
+    raise ConfigError(
+        f"{place}: no 'solution', a list of commands, and no 'patch' to learn from: set sft.steps = 0 to leave SFT out"
+    )
+
+
+def _files(place: str, name: str, value: Any) -> dict[str, bytes]:
+    """Errors: ConfigError."""
+    if value is None:
+        return {}
+    value = _json(place, name, value)
+    if not isinstance(value, dict) or not all(isinstance(content, str) for content in value.values()):
+        raise ConfigError(f"{place}: {name!r} must be texts by path")
+    for path in value:
+        try:
+            check_path(path)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {name!r}: {error}") from None
+    return {path: content.encode(errors="surrogateescape") for path, content in value.items()}
+
+
+def _names(place: str, name: str, value: Any) -> list[str]:
+    """Names of tests; public sets have them as JSON in a text. Errors: ConfigError."""
+    value = _json(place, name, value or [])
+    if not isinstance(value, list) or len(value) > _MOST_TESTS or not all(isinstance(each, str) for each in value):
+        raise ConfigError(f"{place}: {name!r} must be a list of at most {_MOST_TESTS} names of tests")
+    if wrong := next((each for each in value if each.startswith("-") or "\0" in each), None):
+        raise ConfigError(f"{place}: {name!r}: {wrong!r:.60} is no name of a test: it would be taken for an option")
+    return value
+
+
+def _json(place: str, name: str, value: Any) -> Any:
+    """Errors: ConfigError."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place}: {name!r} is no JSON: {error}") from None
+
+
+def _calls(place: str, columns: Mapping[str, Any]) -> list[CallCheck]:
+    """Errors: ConfigError."""
+    value = _json(place, "calls", columns.get("calls") or [])
+    if not isinstance(value, list) or len(value) > _MOST_TESTS:
+        raise ConfigError(f"{place}: 'calls' must be a list of at most {_MOST_TESTS}")
+    return [_call(place, each) for each in value]
+
+
+def _call(place: str, value: Any) -> CallCheck:
+    """Errors: ConfigError."""
+    form = "{function: 'package.module:name', arguments: [...], expected: ..., when: 'FAIL_TO_PASS' | 'PASS_TO_PASS'}"
+    if not isinstance(value, dict) or set(value) != {"function", "arguments", "expected", "when"}:
+        raise ConfigError(f"{place}: each of 'calls' is {form}")
+    function, arguments, when = value["function"], value["arguments"], value["when"]
+    module, _, name = function.partition(":") if isinstance(function, str) else ("", "", "")
+    is_reference = all(part.isidentifier() for part in (*module.split("."), name))
+    if not is_reference or not isinstance(arguments, list) or when not in WHEN:
+        raise ConfigError(f"{place}: one of 'calls' has no function, no list of arguments or no 'when': it is {form}")
+    return CallCheck(function, arguments, value["expected"], when)

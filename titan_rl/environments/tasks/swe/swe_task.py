@@ -1,0 +1,215 @@
+"""``[task] name = "swe"``: issues of repositories, resolved by commands in a workspace.
+
+An episode has a workspace of its own, forked from one that is prepared once for a prompt. Its reward is 1 where all
+checks pass that must turn green, and all that must stay so; with ``credit = "each"`` the share of the former, if none
+of the latter is lost.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.kinds import Count, Seconds
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.data.rows.column_names import with_names
+from titan_rl.data.types import Prompt
+from titan_rl.environments.conversation.session_limit import Sessions
+from titan_rl.environments.interfaces.agent import Agent
+from titan_rl.environments.prompts.jsonl_task import FileOptions, RowsTask
+from titan_rl.environments.prompts.row_files import DataRow, Parse
+from titan_rl.environments.sandbox.program import SandboxFailed
+from titan_rl.environments.sandbox.workspace.command import Command, Workspace, WorkspaceLimits
+from titan_rl.environments.sandbox.workspace.server import BoxWorkspace, WorkspaceServer, check_workspaces
+from titan_rl.environments.tasks.swe.agent import ProgramAgent, Workspaces, agent_options
+from titan_rl.environments.tasks.swe.environment import (
+    BASH,
+    INSTRUCTIONS,
+    SUBMIT,
+    CommandEnvironment,
+    CommandSettings,
+    Protocol,
+    written,
+)
+from titan_rl.environments.tasks.swe.evaluation import resolves
+from titan_rl.environments.tasks.swe.rows import SweRow, read_row, solution_of
+
+_MOST_PREPARED = 8
+"""Workspaces that are kept to be forked, of the latest prompts."""
+_SETUP_SECONDS = 600.0
+
+
+@dataclass(kw_only=True)
+class SweOptions(FileOptions):
+    """``[task.options]`` of software engineering."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    """Names of ours (rows.py) to the files'."""
+    protocol: Protocol = "block"
+    """How the model gives its commands, without ``agent`` (environment.py)."""
+    instruction: str | None = None
+    """What follows each issue; left out: how commands are given. Empty: nothing."""
+    max_commands: Count = 20
+    """Commands of an episode; what is there after the last is evaluated."""
+    output_characters: Annotated[int, Field(ge=50, le=100_000)] = 4000
+    """Characters of a command's output that the model is shown."""
+    seconds: Seconds = 30.0
+    """For a command."""
+    test_seconds: Seconds = 60.0
+    """For each of the runs that evaluate (evaluation.py)."""
+    memory_mib: Annotated[int, Field(ge=32)] = 512
+    disk_mib: Annotated[int, Field(ge=1)] = 256
+    processes: Count = 64
+    credit: Literal["all", "each"] = "all"
+    sessions: Count = 16
+    """Workspaces at once in a verifier process; other episodes wait for their turn."""
+    session_timeout: Seconds = 120.0
+    """Seconds that an episode waits for its turn; keep it well below verifier.episode_timeout."""
+    agent: dict[str, Any] = field(default_factory=dict)
+    """A program that drives the model (agent.py); empty: the model gives the commands itself."""
+
+
+def swe_task(task: TaskConfig, folders: Sequence[str]) -> "SweTask":
+    """Task of its options. Errors: ConfigError."""
+    return (AgentSweTask if task.options.get("agent") else CommandSweTask)(task, folders)
+
+
+class SweTask(RowsTask):
+    """Task of issues and repositories. Errors: as RowsTask; ConfigError where there are no workspaces."""
+
+    OPTIONS = SweOptions
+    options: SweOptions
+
+    def __init__(self, task: TaskConfig, folders: Sequence[str]):
+        super().__init__(task, folders)
+        if not task.scores_itself:
+            raise ConfigError("task.name = 'swe' is scored by its tests: leave task.reward out")
+        self.sessions = Sessions(self.options.sessions, self.options.session_timeout)
+        self._agent = agent_options(self.options.agent)
+        self._prepared: OrderedDict[str, asyncio.Task[BoxWorkspace]] = OrderedDict()
+        self._workspaces: WorkspaceServer | None = None
+        check_workspaces()
+
+    # rows
+
+    def _parser(self) -> Parse:
+        return self._parsed
+
+    def _parsed(self, place: str, columns: dict[str, Any]) -> DataRow:
+        columns = with_names(place, columns, self.options.columns, "task.options.columns")
+        row = read_row(place, columns)
+        instruction = self._instruction if self.options.instruction is None else self.options.instruction
+        return DataRow(place, columns, f"{row.issue}\n\n{instruction}" if instruction else row.issue, None, None)
+
+    @property
+    def _instruction(self) -> str:
+        return "" if self.style == "compact" else INSTRUCTIONS[self.options.protocol]
+
+    def _check(self, row: DataRow) -> None:
+        self._check_style(row)
+
+    def is_exact(self, prompt: Prompt) -> bool:
+        return False
+
+    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
+        """Empty: the tests of the row have been run, and rewarded."""
+        return {}
+
+    # workspaces
+
+    def row_of(self, prompt: Prompt) -> SweRow:
+        """Row that a prompt carries. Errors: ConfigError."""
+        return read_row(prompt.entry["place"], prompt.entry["row"])
+
+    def workspaces_of(self, prompt: Prompt) -> Workspaces:
+        """Workspaces of a prompt's samples."""
+        return Workspaces(partial(self._open, prompt), partial(self._evaluate, prompt))
+
+    async def _open(self, prompt: Prompt, port: int | None) -> BoxWorkspace:
+        """Workspace of one sample: all of a prompt begin alike. Errors: SandboxFailed; ConfigError."""
+        row = self.row_of(prompt)
+        if not row.setup:
+            return await self._server.open(await asyncio.to_thread(row.image, self.folders), self._limits, port)
+        if prompt.id not in self._prepared:
+            self._prepared[prompt.id] = asyncio.create_task(self._prepare(row))
+        self._prepared.move_to_end(prompt.id)
+        prepared = await asyncio.shield(self._prepared[prompt.id])
+        workspace = await prepared.fork(port)
+        while len(self._prepared) > _MOST_PREPARED:
+            _, oldest = self._prepared.popitem(last=False)
+            await (await oldest).close()
+        return workspace
+
+    async def _prepare(self, row: SweRow) -> BoxWorkspace:
+        workspace = await self._server.open(await asyncio.to_thread(row.image, self.folders), self._limits)
+        result = await workspace.run(Command(row.setup, seconds=_SETUP_SECONDS))
+        if result.ending != "ok":
+            await workspace.close()
+            raise SandboxFailed(f"setup ended with {result.exit_code}: {result.output.strip()[-300:]}")
+        return workspace
+
+    @property
+    def _server(self) -> WorkspaceServer:
+        if self._workspaces is None:
+            self._workspaces = WorkspaceServer(self._agent.shown if self._agent else {})
+        return self._workspaces
+
+    @property
+    def _limits(self) -> WorkspaceLimits:
+        options = self.options
+        return WorkspaceLimits(
+            seconds=options.seconds,
+            memory=options.memory_mib << 20,
+            disk=options.disk_mib << 20,
+            processes=options.processes,
+        )
+
+    async def _evaluate(self, prompt: Prompt, workspace: Workspace) -> float:
+        """Reward of what is in a workspace. Errors: SandboxFailed; ConfigError."""
+        shares = await resolves(workspace, self.row_of(prompt).checks, self.options.test_seconds)
+        if shares["PASS_TO_PASS"] < 1.0:
+            return 0.0
+        green = shares["FAIL_TO_PASS"]
+        return green if self.options.credit == "each" else float(green == 1.0)
+
+    async def close(self) -> None:
+        for prepared in self._prepared.values():
+            prepared.cancel()
+        if self._workspaces is not None:
+            await self._workspaces.close()
+
+
+class CommandSweTask(SweTask):
+    """Issues that the model resolves by commands of its own."""
+
+    def __init__(self, task: TaskConfig, folders: Sequence[str]):
+        super().__init__(task, folders)
+        if self.options.protocol == "tool":
+            self.tools = [BASH.schema]
+
+    def environment(self, prompt: Prompt) -> CommandEnvironment:
+        options = self.options
+        settings = CommandSettings(options.protocol, options.max_commands, options.output_characters)
+        return CommandEnvironment(self.workspaces_of(prompt), settings)
+
+    def demonstration(self, prompt: Prompt) -> list[str]:
+        commands = solution_of(prompt.entry["place"], prompt.entry["row"])
+        has_room = len(commands) < self.options.max_commands
+        return [written(command, self.options.protocol) for command in (*commands, *([SUBMIT] if has_room else []))]
+
+
+class AgentSweTask(SweTask):
+    """Issues that a program resolves, which asks the model."""
+
+    def agent(self, prompt: Prompt) -> Agent:
+        assert self._agent is not None, "it is why this class was chosen"
+        issue = self.row_of(prompt).issue
+        return ProgramAgent(issue, self.workspaces_of(prompt), self._agent, self.options.test_seconds)
+
+    def demonstration(self, prompt: Prompt) -> str:
+        raise ConfigError("task.options.agent has no worked examples: set sft.steps = 0")
