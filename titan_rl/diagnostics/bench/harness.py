@@ -28,6 +28,7 @@ BENCHES = {
     "protection": "titan_rl.diagnostics.bench.faults.protection",
     "replacement": "titan_rl.diagnostics.bench.faults.replacement",
     "sandbox": "titan_rl.diagnostics.bench.faults.sandbox",
+    "workspaces": "titan_rl.diagnostics.bench.faults.workspaces",
     "plan": "titan_rl.diagnostics.bench.planning.forecasts",
     "growth": "titan_rl.diagnostics.bench.planning.growth",
     "colocated": "titan_rl.diagnostics.bench.steps.colocated",

@@ -11,6 +11,8 @@
     pool.py         as many as there are cores, for many callers
     remote.py       in the boxes' place, a server that runs whole scripts: inside/remote_program.py is sent there
     program_report.py  a program's output becomes its outcome, wherever it ran
+    workspace/      in a program's place, a file system in which an agent's commands run: inside/workspaces.py makes them,
+                    of layers (inside/mounts.py)
     values.py       plain values on their way in and out, and whether two are the same
 
 What a program must not know (expected values, the verdict on it) stays outside: only its source, its standard input and

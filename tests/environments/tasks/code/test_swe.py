@@ -1,9 +1,10 @@
 """Issues of repositories: what resolves them, what does not, and programs that ask the model for it."""
 
 import asyncio
+import importlib.util
 import json
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 from boxes import need_boxes
@@ -12,7 +13,8 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.agents.endpoint import Endpoint
-from titan_rl.environments.agents.openai_requests import ModelRequest, Refused
+from titan_rl.environments.agents.openai_requests import ModelRequest
+from titan_rl.environments.interfaces.agent import Outcome
 from titan_rl.environments.interfaces.environment import EnvironmentFailed, Reply
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.tasks.swe.rows import read_row
@@ -33,6 +35,7 @@ ROW = {
     "solution": ["sed -i 's/numbers.1:./numbers/' sums.py"],
 }
 FIX = ROW["solution"][0]
+USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -242,45 +245,91 @@ while True:
 class Answered:
     """Answer of a policy that has its answers by heart."""
 
-    def __init__(self, text: str):
-        self.text, self.request = text, None
+    def __init__(self, text: str, request: ModelRequest):
+        self.text, self.request = text, request
 
     def body(self, model: str) -> dict:
-        return {"choices": [{"message": {"role": "assistant", "content": self.text}, "finish_reason": "stop"}]}
+        choice = {"index": 0, "message": {"role": "assistant", "content": self.text}, "finish_reason": "stop"}
+        return {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": model,
+            "choices": [choice],
+            "usage": USAGE,
+        }
+
+
+async def drive(task: SweTask, prompt: Prompt, said: Callable[[int], Iterator[str]]) -> tuple[Outcome, list[str]]:
+    """Outcome of an agent to whom a policy says what it has by heart, and what it was asked last each time.
+
+    ``said``: of the endpoint's port."""
+    endpoint = Endpoint()
+    await endpoint.start()
+    answers, asked = said(int(endpoint.base_url.rpartition(":")[2].partition("/")[0])), list[str]()
+
+    async def answer(request: ModelRequest) -> Answered:
+        asked.append(request.messages[-1].content)
+        return Answered(next(answers, "no more"), request)
+
+    try:
+        with endpoint.open(answer) as model:  # pyright: ignore[reportArgumentType]
+            outcome = await task.agent(prompt).run(model)
+    finally:
+        await endpoint.close()
+    assert isinstance(outcome, Outcome)
+    return outcome, asked
 
 
 def test_a_program_in_the_workspace_asks_the_model_and_nobody_else(tmp_path):
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "agent.py").write_text(AGENT)
-    reach = f"{sys.version_info.major} is the version; exec 3<>/dev/tcp/127.0.0.1/{{port}} && echo reached"
-    asked: list[str] = []
 
     async def check(task: SweTask, prompt: Prompt) -> None:
-        endpoint = Endpoint()
-        await endpoint.start()
-        port = endpoint.base_url.partition("127.0.0.1:")[2].partition("/")[0]
-        answers = iter([FIX, f"echo {reach.format(port=port)}", "done"])
+        def said(port: int) -> Iterator[str]:
+            yield from (FIX, f"echo tried; exec 3<>/dev/tcp/127.0.0.1/{port} && echo reached", "done")
 
-        async def answer(request: ModelRequest) -> Answered:
-            asked.append(request.messages[-1].content)
-            try:
-                response = Answered(next(answers))
-            except StopIteration:
-                raise Refused("no more") from None
-            response.request = request
-            return response
-
-        try:
-            with endpoint.open(answer) as model:  # pyright: ignore[reportArgumentType]
-                outcome = await task.agent(prompt).run(model)
-        finally:
-            await endpoint.close()
-        assert getattr(outcome, "reward", None) == 1.0
+        outcome, asked = await drive(task, prompt, said)
+        assert outcome.reward == 1.0
         assert asked[0].startswith("total([1, 2])")
-        assert asked[1:] == ["nothing", f"{sys.version_info.major} is the version\n"]
+        assert asked[1:] == ["nothing", "tried\n"]
 
     agent = {"command": "python3 /agent/agent.py", "shows": {"/agent": str(tmp_path / "agent")}, "timeout": 60}
     with_task(tmp_path, ROW, check, agent=agent)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_mini_swe_agent_as_it_is(tmp_path, knows):
+    """A policy that knows the fix, and one that edits the tests."""
+    edit = "echo > tests/test_total.py; echo 'def total(*x): return 5' > conftest.py"
+    commands = [FIX if knows else edit, "cat sums.py", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
+
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        said = (f"So:\n\n```mswea_bash_command\n{command}\n```" for command in commands)
+        outcome, asked = await drive(task, prompt, lambda port: said)
+        assert outcome.reward == float(knows)
+        assert len(asked) == 3
+        assert ("sum(numbers)" in asked[2]) is knows
+
+    with_task(tmp_path, ROW, check, agent=mini_swe_agent())
+
+
+def mini_swe_agent() -> dict:
+    """The one of this environment."""
+    packages = str(Path(importlib.util.find_spec("minisweagent").origin).parents[1])  # pyright: ignore
+    flags = "-y --exit-immediately --agent-class default --model-class litellm_textbased -m openai/policy"
+    settings = "-c mini_textbased.yaml -c model.cost_tracking=ignore_errors -o /tmp/trajectory.json"
+    return {
+        "command": f'python3 -m minisweagent.run.mini {flags} {settings} -t "$ISSUE"',
+        "shows": {"/agent": packages},
+        "environment": {
+            "PYTHONPATH": "/agent",
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_SILENT_STARTUP": "1",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+        "timeout": 120,
+    }
 
 
 def test_a_program_that_is_not_there_is_no_answer_of_the_models(tmp_path):

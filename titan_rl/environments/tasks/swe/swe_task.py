@@ -108,7 +108,7 @@ class SweTask(RowsTask):
 
     @property
     def _instruction(self) -> str:
-        return "" if self.style == "compact" else INSTRUCTIONS[self.options.protocol]
+        return "" if self.style == "compact" or self._agent else INSTRUCTIONS[self.options.protocol]
 
     def _check(self, row: DataRow) -> None:
         self._check_style(row)
