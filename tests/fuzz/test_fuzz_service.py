@@ -140,6 +140,7 @@ def test_passes(body):
 
 
 @fuzz(
+    [dict(method="GET", parts=["training_runs", ""])],
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
     parts=st.lists(
         st.sampled_from([*BODIES, "training_runs", MODEL, "checkpoints", "weights", "..", "%2e%2e", "name"]) | ANY_TEXT,

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from titan_rl.config.io.printable import printable
 from titan_rl.data.storage.files import DiskFull
 from titan_rl.mesh.resources.listeners.http_body import Refused, read_body
+from titan_rl.mesh.resources.listeners.http_server import without_redirects
 from titan_rl.service.adapters.training import RequestFailed
 from titan_rl.service.clients import Session
 from titan_rl.service.futures import Busy, Failed, Unknown
@@ -76,9 +77,8 @@ def application(service: Service, key: str) -> Starlette:
         ("DELETE", checkpoint, endpoints.delete),
         ("GET", "/checkpoints", endpoints.all_checkpoints),
     ]
-    return Starlette(
-        routes=[Route(f"{_API}{path}", _answering(handler, key), methods=[method]) for method, path, handler in table]
-    )
+    routes = [Route(f"{_API}{path}", _answering(handler, key), methods=[method]) for method, path, handler in table]
+    return without_redirects(Starlette(routes=routes))
 
 
 def _answering(handler: Handler, key: str) -> Handler:

@@ -19,7 +19,7 @@ from titan_rl.environments.agents.openai_requests import ModelRequest, Refused, 
 from titan_rl.environments.agents.openai_responses import ModelResponse
 from titan_rl.environments.conversation.untrusted_json import read_json
 from titan_rl.environments.interfaces.agent import ModelAccess
-from titan_rl.mesh.resources.listeners.http_server import LOOPBACK, HttpServer
+from titan_rl.mesh.resources.listeners.http_server import LOOPBACK, HttpServer, without_redirects
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -70,13 +70,12 @@ class Endpoint:
         from starlette.applications import Starlette
         from starlette.routing import Route
 
-        return Starlette(
-            routes=[
-                Route("/v1/chat/completions", self._route_handler(read_chat), methods=["POST"]),
-                Route("/v1/completions", self._route_handler(read_completion), methods=["POST"]),
-                Route("/v1/models", self._models),
-            ]
-        )
+        routes = [
+            Route("/v1/chat/completions", self._route_handler(read_chat), methods=["POST"]),
+            Route("/v1/completions", self._route_handler(read_completion), methods=["POST"]),
+            Route("/v1/models", self._models),
+        ]
+        return without_redirects(Starlette(routes=routes))
 
     def _handler_of(self, request: "Request") -> Handler:
         """Errors: Refused."""

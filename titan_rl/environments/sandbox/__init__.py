@@ -11,7 +11,7 @@
     pool.py         as many as there are cores, for many callers
     remote.py       in the boxes' place, a server that runs whole scripts: inside/remote_program.py is sent there
     program_report.py  a program's output becomes its outcome, wherever it ran
-    workspace/      in a program's place, a file system in which an agent's commands run: inside/workspaces.py makes them,
+    workspace/      in a program's place, a file system in which an agent's commands run; inside/workspaces.py makes it
                     of layers (inside/mounts.py)
     values.py       plain values on their way in and out, and whether two are the same
 

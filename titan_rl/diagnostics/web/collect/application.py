@@ -22,6 +22,7 @@ from starlette.routing import Route
 from titan_rl.config.io.bounded_files import each_once, parse_json
 from titan_rl.data.storage.files import DiskFull
 from titan_rl.mesh.resources.listeners.http_body import Refused, read_body
+from titan_rl.mesh.resources.listeners.http_server import without_redirects
 from titan_rl.records.preferences.collection import MOST_LABELLERS, Collection
 from titan_rl.records.preferences.items import shown
 from titan_rl.records.preferences.judgements import (
@@ -55,7 +56,7 @@ def application(collection: Collection) -> Starlette:
     routes = [Route(f"/{path}", _file(name)) for path, name in _FILES.items()]
     routes.append(Route("/next", _answering(endpoints.next)))
     routes.append(Route("/judgements", _answering(endpoints.judge), methods=["POST"]))
-    return Starlette(routes=routes)
+    return without_redirects(Starlette(routes=routes))
 
 
 def _file(name: str) -> Callable[[Request], Awaitable[Response]]:

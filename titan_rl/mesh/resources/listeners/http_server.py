@@ -4,10 +4,13 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 LOOPBACK = "127.0.0.1"
 
@@ -19,6 +22,12 @@ def listen(port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot listen at port {port}: {why}; give another --port, or leave it out") from None
+
+
+def without_redirects(app: "Starlette") -> "Starlette":
+    """Application that answers 404 to a path with a slash too many: a redirect would repeat the client's Host."""
+    app.router.redirect_slashes = False
+    return app
 
 
 class HttpServer:
