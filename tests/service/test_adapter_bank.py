@@ -1,12 +1,14 @@
 """Adapters of several clients on one model: each is what it would be in a process of its own, to the bit."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from titan_rl.algorithms.offline.sft import SFT
 from titan_rl.config.load import load_config
 from titan_rl.data.types import Layout, Row
 from titan_rl.mesh.members.adapter_endpoints import AdamSettings
@@ -173,3 +175,34 @@ def test_a_state_of_another_model_or_rank_is_refused(make_bank, tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             AdapterBank(Learner(config, build_titan(config), model)).restore("a", tmp_path / "state")
+
+
+def test_losses_are_those_of_a_run_on_the_same_rows(make_bank, model_path, tmp_path):
+    """Of a run with ``[lora]`` that begins with the same adapter, where each token has the weight 1."""
+    bank, steps = make_bank(), range(6)
+    bank.create("a", seed=1)
+    bank.save_weights("a", tmp_path / "peft")
+    tables = {
+        "lora": {"rank": 4, "adapter": str(tmp_path / "peft")},
+        "optimizer": {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+        "lr_scheduler": {"warmup_steps": 0, "decay_ratio": 0.0},
+        "training": {"steps": len(steps), "max_norm": 1e-3},
+    }
+    config = load_config(None, tables)
+    learner = Learner(config, build_titan(config), model_path)
+    learner.algorithm = SFT()
+    batches = [[_of_ones(row) for row in _rows(seed)] for seed in steps]
+    wanted = [learner.train(rows, True).loss for rows in batches]
+    adam = AdamSettings(3e-3, (0.9, 0.95), 1e-8, 0.1, 1e-3)
+    losses = []
+    for rows in batches:
+        losses.append(bank.forward_backward("a", rows, "cross_entropy", {}, backward=True).loss)
+        bank.step("a", adam)
+    assert losses == pytest.approx(wanted, rel=1e-5)
+    bank.create("untrained", seed=1)
+    untrained = bank.forward_backward("untrained", batches[-1], "cross_entropy", {}, backward=False).loss
+    assert losses[-1] != pytest.approx(untrained, rel=1e-3), "the steps are seen in what is compared"
+
+
+def _of_ones(row: Row) -> Row:
+    return replace(row, advantage_S=np.ones_like(row.advantage_S))

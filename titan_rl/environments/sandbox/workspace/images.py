@@ -29,6 +29,8 @@ _PLACES = ("etc", "proc", "dev", "tmp", "root", "var", "run", "usr", "bin", "sbi
 _MOST_BYTES = 1 << 20
 """Of an index or a manifest."""
 _PIECE = 1 << 20
+_MOST_DEEP = 100
+"""Folders in folders; what is deeper is hard to remove."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _FORM = "2"
 """Of the store: a tree that was laid out otherwise is another one."""
@@ -98,6 +100,7 @@ def check_path(path: str) -> None:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
         raise ConfigError(f"a workspace's file {path!r:.100} is outside of it: give a path below its folder")
+    _check_depth(len(pure.parts), f"a workspace's file {path!r:.100}")
 
 
 def image_of_folder(folder: Path) -> Image:
@@ -119,11 +122,22 @@ def image_of_folder(folder: Path) -> Image:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Files, links and folders, in one order; what else there is, is left out."""
-    for path in sorted(folder.rglob("*")):
-        info = path.lstat()
-        if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode) or stat.S_ISDIR(info.st_mode):
-            yield path, info
+    """Files, links and folders, in one order; what else there is, is left out. Errors: ConfigError."""
+    waiting = [folder]
+    while waiting:
+        for path in sorted(waiting.pop().iterdir()):
+            info = path.lstat()
+            if stat.S_ISDIR(info.st_mode):
+                _check_depth(len(path.relative_to(folder).parts), str(folder))
+                waiting.append(path)
+            if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode) or stat.S_ISDIR(info.st_mode):
+                yield path, info
+
+
+def _check_depth(depth: int, name: str) -> None:
+    """Errors: ConfigError."""
+    if depth > _MOST_DEEP:
+        raise ConfigError(f"{name} has folders in folders {_MOST_DEEP} deep and deeper: no workspace is made of that")
 
 
 def _digest_of(path: Path) -> bytes:
@@ -310,6 +324,7 @@ def _extract_member(members: tarfile.TarFile, member: tarfile.TarInfo, tree: Pat
         raise tarfile.TarError(f"{member.name!r} is outside of it")
     if not parts or not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
         return  # devices and pipes: the workspace has its own
+    _check_depth(len(parts), repr(member.name)[:100])
     parent = _parent(tree, parts[:-1])
     if parts[-1] == _OPAQUE:
         for each in parent.iterdir():
