@@ -94,12 +94,13 @@ _PRIVATE = 128
 """FUTEX_PRIVATE_FLAG: of one process's threads."""
 _WAITS, _WAKES = (0, 9, 0x100, 0x109), (1, 10)
 """FUTEX_WAIT, FUTEX_WAIT_BITSET, each with FUTEX_CLOCK_REALTIME as well; FUTEX_WAKE, FUTEX_WAKE_BITSET."""
-_OF_WORKSPACES = (
-    "flock futex mknod mknodat inotify_init inotify_init1 inotify_add_watch inotify_rm_watch getsockopt setsockopt "
-    "bind listen accept accept4 connect sendmsg sendmmsg recvmmsg"
-)
+_OF_WORKSPACES = "flock futex mknod mknodat getsockopt bind listen accept accept4 connect sendmsg sendmmsg recvmmsg"
 _FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6: not AF_VSOCK, behind which a virtual machine's host is."""
+_SOCKET_LEVEL, _PROTOCOL_LEVELS = 1, (0, 6, 41)
+"""SOL_SOCKET; IP, TCP and IPv6."""
+_SOCKET_OPTIONS = (2, 6, 9, 10, 13, 15, 16, 20, 21)
+"""Addresses used again, broadcasts, keep-alive, urgent data, lingering, credentials, timeouts: no sizes of buffers."""
 _OPTIMIZE, _AS_A_TREE = 8, 2
 """SCMP_FLTATR_CTL_OPTIMIZE: the kernel tries a filter on every system call there is when it takes it."""
 
@@ -122,13 +123,15 @@ def seccomp_filter() -> bytes:
 def workspace_filter() -> bytes:
     """Instructions of the filter of a workspace's commands. Errors: SandboxFailed without libseccomp.
 
-    Its files and its network are its own, so that it has locks, watches and sockets."""
+    Its files and its network are its own, so that it has locks and sockets."""
     rules = _Rules()
     rules.allow_common()
     for name in _OF_WORKSPACES.split():
         rules.allow(name)
     rules.allow_values("fcntl", 1, _LOCKS)
     rules.allow_values("socket", 0, _FAMILIES)
+    rules.allow_values("setsockopt", 1, _PROTOCOL_LEVELS)
+    rules.allow_pairs("setsockopt", (1, _SOCKET_LEVEL), (2, _SOCKET_OPTIONS))
     return rules.instructions()
 
 
@@ -163,6 +166,13 @@ class _Rules:
     def allow_values(self, name: str, argument: int, values: Iterable[int]) -> None:
         for value in values:
             self._rules.add_rule(self._seccomp.ALLOW, name, self._equals(argument, value))
+
+    def allow_pairs(self, name: str, first: tuple[int, int], second: tuple[int, Iterable[int]]) -> None:
+        """Where an argument has a value and another one has one of several."""
+        argument, values = second
+        for value in values:
+            both = self._equals(*first), self._equals(argument, value)
+            self._rules.add_rule(self._seccomp.ALLOW, name, *both)
 
     def allow_where(self, name: str, argument: int, mask: int, value: int) -> None:
         """Where the bits of a mask are so."""

@@ -1,10 +1,10 @@
 """File systems of a workspace: layers, one over the other, with programs of the host.
 
-/w/7            file system in memory, of a size
-  ├─ 0/         what was written: the upper layer
-  ├─ 1/         the upper layer since the first fork; 0 is a lower one from then on
-  ├─ work/      overlay's own
-  └─ root/      all layers as one, with programs and devices on top: what commands see as /
+A workspace's folder, /w/7, has:
+
+    0       file system in memory, of a size: what was written, and overlay's own folder
+    1       the same, of what was written since the first fork; 0 is a lower layer from then on
+    root    all layers as one, with programs and devices on top: what commands see as /
 """
 
 import os
@@ -43,21 +43,18 @@ class Layers:
 
     def __init__(self, folder: str, lower: list[str], programs: list[str], size: int, files: int):
         """``lower``: from the latest to the image. ``programs``: the host's folders at the top that are shown."""
-        os.mkdir(folder, 0o700)
-        _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, f"size={size},nr_inodes={files},mode=755")
         self.folder, self.lower, self.programs = folder, lower, programs
-        self.root = f"{folder}/root"
-        os.mkdir(self.root)
-        self._begin(0)
+        self._bounds = f"size={size},nr_inodes={files},mode=755"
+        self.root, self._number = f"{folder}/root", 0
+        for each in (folder, self.root):
+            os.mkdir(each, 0o700)
+        self._begin()
 
-    def _begin(self, number: int) -> None:
+    def _begin(self) -> None:
+        """A file system for each layer: none can be so full that there is no room for the next one."""
         if len(self.lower) > _MOST_LAYERS:
             raise TooManyLayers(f"there are {_MOST_LAYERS} forks between this workspace and its image")
-        self.upper, work = f"{self.folder}/{number}", f"{self.folder}/work{number}"
-        for each in (self.upper, work):
-            os.mkdir(each)
-        layers = f"lowerdir={':'.join(self.lower)},upperdir={self.upper},workdir={work},userxattr"
-        _mount("overlay", self.root, "overlay", _NOSUID | _NODEV, layers)
+        self.upper = self._lay(self.root, self.lower, str(self._number))
         for place in self.programs:  # each an overlay, so that no two workspaces meet at a file's locks
             os.makedirs(f"{self.root}{place}", exist_ok=True)
             _mount("overlay", f"{self.root}{place}", "overlay", _NOSUID | _NODEV | _RDONLY, f"lowerdir={place}:{EMPTY}")
@@ -67,26 +64,38 @@ class Layers:
         """Go on in a new upper layer; all that are below it."""
         if os.listdir(self.upper):
             leave(self.folder)
-            self.lower = [self.upper, *self.lower]
-            self._begin(int(os.path.basename(self.upper)) + 1)
+            self.lower, self._number = [self.upper, *self.lower], self._number + 1
+            self._begin()
         return self.lower
+
+    def end(self) -> list[str]:
+        """All layers, of which none is written to any more. It takes no space, of which none may be left."""
+        leave(self.folder)
+        return [self.upper, *self.lower]
 
     def show_folder(self, place: str, layers: list[str]) -> None:
         """Have a folder as it is in other layers, from the latest on, in the place of this workspace's own."""
-        upper, work = f"{self.folder}/folder", f"{self.folder}/folder-work"
+        self._lay(f"{self.root}{place}", _folder_in(layers, place) or [EMPTY], "folder")
+
+    def _lay(self, place: str, lower: list[str], name: str) -> str:
+        """Mount layers at a place, below a new one, which is returned."""
+        own = f"{self.folder}/{name}"
+        os.mkdir(own)
+        _mount("tmpfs", own, "tmpfs", _NOSUID | _NODEV, self._bounds)
+        upper, work = f"{own}/upper", f"{own}/work"
         for each in (upper, work):
             os.mkdir(each)
-        lower = ":".join(_folder_in(layers, place) or [EMPTY])
-        options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
-        _mount("overlay", f"{self.root}{place}", "overlay", _NOSUID | _NODEV, options)
+        options = f"lowerdir={':'.join(lower)},upperdir={upper},workdir={work},userxattr"
+        _mount("overlay", place, "overlay", _NOSUID | _NODEV, options)
+        return upper
 
 
 def _folder_in(layers: list[str], place: str) -> list[str]:
     """What makes up a folder of layers. They are hostile: no link of theirs is followed."""
-    found = []
+    found, parts = [], place.strip("/").split("/")
     for layer in layers:
-        path = layer
-        for part in place.strip("/").split("/"):
+        path, hides = layer, False
+        for depth, part in enumerate(parts, 1):
             path = f"{path}/{part}"
             try:
                 is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
@@ -94,10 +103,11 @@ def _folder_in(layers: list[str], place: str) -> list[str]:
                 break
             if not is_folder:
                 return found  # it was deleted, or is something else now
-            if part == place.rpartition("/")[2]:
+            hides = hides or _is_opaque(path)
+            if depth == len(parts):
                 found.append(path)
-            if _is_opaque(path):
-                return found
+        if hides:
+            return found
     return found
 
 

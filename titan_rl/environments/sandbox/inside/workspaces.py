@@ -18,7 +18,10 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import select
+import shutil
+import signal
 import socket
 import struct
 
@@ -34,6 +37,7 @@ _OWN = 0x20000000 | 0x08000000 | 0x04000000 | 0x40000000
 _OF_COMMAND = _WITH_USER
 """Of its own user, too: the kernel counts each user's processes."""
 _SET_FLAGS, _UP = 0x8914, 0x1
+_BUFFER = 1 << 16
 _FOLDER = "/w"
 _NOT_FOUND = 127
 """As shells have it."""
@@ -47,6 +51,8 @@ class Server:
         self.control, self.seccomp = control, seccomp
         self.processes: dict[int, int] = {}
         """Descriptors of workspaces' processes, by number."""
+        self.parents: dict[int, int | None] = {}
+        """Of each whose layers are there still: the one that it was made of."""
 
     def serve(self) -> None:
         """Make workspaces until the host closes the socket."""
@@ -58,16 +64,29 @@ class Server:
             self._open(json.loads(message))
 
     def _open(self, request: dict) -> None:
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = kernel.fork_into_namespaces(_OWN)
-        if not pid:
-            ours.close()
-            self._become_workspace(its, request)
-        process = self.processes[request["number"]] = os.pidfd_open(pid)
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [ours.fileno(), process]))]
-        self.control.sendmsg([b"forked"], ancillary)
-        ours.close()
-        its.close()
+        number, parent = request["number"], request["parent"]
+        try:
+            if parent is not None and parent not in self.processes:
+                raise ProcessLookupError("the workspace that it is made of has ended")
+            ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            return self._refuse(error)
+        with ours, its:
+            try:
+                pid = kernel.fork_into_namespaces(_OWN)
+                if not pid:
+                    ours.close()
+                    self._become_workspace(its, request)
+                process = self.processes[number] = _watched(pid)
+            except OSError as error:
+                return self._refuse(error)
+            self.parents[number] = parent
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [ours.fileno(), process]))]
+            self.control.sendmsg([b"forked"], ancillary)
+
+    def _refuse(self, error: OSError) -> None:
+        """One workspace; the others go on."""
+        self.control.send(json.dumps({"error": str(error)}).encode())
 
     def _become_workspace(self, control: socket.socket, request: dict) -> None:
         """In the fork; does not return."""
@@ -95,6 +114,14 @@ class Server:
             if select.select([process], [], [], 0)[0]:
                 os.waitid(os.P_PIDFD, process, os.WEXITED)
                 os.close(self.processes.pop(number))
+        needed = set[int | None]()
+        for number in self.processes:
+            while number not in needed and number is not None:
+                needed.add(number)
+                number = self.parents[number]
+        for number in self.parents.keys() - needed:
+            del self.parents[number]
+            shutil.rmtree(f"{_FOLDER}/{number}", ignore_errors=True)  # where nothing is mounted here
 
 
 class Workspace(zygote.Box):
@@ -105,7 +132,7 @@ class Workspace(zygote.Box):
         disk, files, processes, and the port to listen at, if any."""
         mounts.have_own_mounts(namespace)
         mounts.mount_processes("/proc")
-        if namespace is not None:
+        if request["above"] is not None:
             mounts.leave(request["above"])
         self.layers = mounts.Layers(
             f"{_FOLDER}/{request['number']}",
@@ -120,6 +147,7 @@ class Workspace(zygote.Box):
         self.max_processes = request["processes"]
         socket.sethostname("workspace")
         _have_loopback()
+        _have_small_buffers()
         super().__init__(control, seccomp, _ROOT)
         self._be_ready(request["port"])
 
@@ -134,7 +162,8 @@ class Workspace(zygote.Box):
 
     def answer(self, limits: dict, descriptors: list[int]) -> dict:
         if "fork" in limits:
-            return {"layers": self.layers.freeze(), "began_with": self.began_with, "above": self.layers.folder}
+            layers = self.layers.end() if limits["fork"] == "last" else self.layers.freeze()
+            return {"layers": layers, "began_with": self.began_with, "above": self.layers.folder}
         return super().answer(limits, descriptors)
 
     def fork(self) -> int:
@@ -184,7 +213,11 @@ BEGUN = b"!"
 
 
 def _run(command: dict) -> None:
-    """Run a command as a child of this process, which as an init ends all others with itself. Does not return."""
+    """Run a command as a child of this process, which as an init ends all others with itself. Does not return.
+
+    No signal from inside reaches an init that does not handle it."""
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # Python's own way with them is no command's
+        signal.signal(number, signal.SIG_DFL)
     child = os.fork()
     if not child:
         try:
@@ -201,14 +234,32 @@ def _run(command: dict) -> None:
             os._exit(code if code >= 0 else 128 - code)
 
 
+def _watched(pid: int) -> int:
+    """Descriptor of a child, which ends where there is none. Errors: OSError."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
 def _have_loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
 
 
+def _have_small_buffers() -> None:
+    """Connections hold no more than what zygote.py counts for their descriptors."""
+    for name in ("rmem", "wmem"):
+        with open(f"/proc/sys/net/ipv4/tcp_{name}", "w") as file:
+            file.write(f"4096 {_BUFFER} {_BUFFER}")
+
+
 def main() -> None:
     control, seccomp = zygote.begin()
-    uid = os.getuid()
+    uid, most = os.getuid(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor for each workspace
     pid = kernel.fork_into_namespaces(_WITH_USER)
     if pid:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)

@@ -77,7 +77,9 @@ class Workspace(Protocol):
         ...
 
     async def fork_folder(self) -> "Workspace":
-        """A workspace that begins as this one did, but for the folder in which commands run. Errors: SandboxFailed."""
+        """A workspace that begins as this one did, but for the folder in which commands run.
+
+        This one takes no command any more. Errors: SandboxFailed."""
         ...
 
     async def close(self) -> None:

@@ -26,6 +26,8 @@ FOLDER = "/workspace"
 """Of a folder's files, and where commands run."""
 _NOBODY = 65534
 _PLACES = ("etc", "proc", "dev", "tmp", "root", "var", "run", "usr", "bin", "sbin", "lib", "python")
+_MOUNTED = ("proc", "dev", "tmp")
+"""Of these, folders and no links."""
 _MOST_BYTES = 1 << 20
 """Of an index or a manifest."""
 _PIECE = 1 << 20
@@ -109,7 +111,7 @@ def image_of_folder(folder: Path) -> Image:
         raise ConfigError(f"the workspace {str(folder)!r} is no folder")
     digest = hashlib.sha256(f"folder {_FORM}".encode())
     for path, info in _walk(folder):
-        digest.update(f"\0{path.relative_to(folder)}\0{info.st_mode}\0".encode())
+        digest.update(b"\0%s\0%d\0" % (os.fsencode(path.relative_to(folder)), info.st_mode))
         digest.update(os.fsencode(os.readlink(path)) if path.is_symlink() else _digest_of(path))
     name = digest.hexdigest()[:32]
     with _laid_out(name) as tree:
@@ -192,9 +194,14 @@ def _lay_skeleton(tree: Path) -> None:
 
 
 def _lay_places(tree: Path) -> None:
+    """Folders that every file system has. What a hostile image has in their place is taken away."""
     for place in _PLACES:
-        if not (tree / place).is_symlink():
-            (tree / place).mkdir(exist_ok=True)
+        path = tree / place
+        if path.is_symlink() and place not in _MOUNTED:
+            continue
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            path.mkdir()
     (tree / "tmp").chmod(0o1777)
 
 
@@ -249,15 +256,24 @@ def image_of_layout(folder: Path) -> Image:
     with _laid_out(name) as tree:
         if tree is not None:
             for layer in manifest["layers"]:
-                blob = _blob(folder, layer)
-                _check_digest(blob, layer["digest"])
+                blob = _checked(folder, layer)
                 with _opened(blob) as archive:
                     _extract(archive, tree, layer["digest"][:19])
             _lay_places(tree)
-    config = _json(_blob(folder, manifest["config"])).get("config") or {}
-    variables = [str(each).partition("=") for each in config.get("Env") or ()]
-    environment = {name: value for name, _, value in variables}
-    return Image(name, str(config.get("WorkingDir") or "/"), uses_host_programs=False, environment=environment)
+    config = _json(_checked(folder, manifest["config"])).get("config") or {}
+    variables = config.get("Env") or [] if isinstance(config, dict) else None
+    if not isinstance(variables, list) or not all(isinstance(each, str) and "\0" not in each for each in variables):
+        raise ConfigError(f"the OCI layout {str(folder)!r} has variables that are no text")
+    environment = {name: value for name, _, value in (each.partition("=") for each in variables) if name}
+    return Image(name, check_folder(config.get("WorkingDir") or "/"), uses_host_programs=False, environment=environment)
+
+
+def check_folder(folder: object) -> str:
+    """A folder of an image. Errors: ConfigError for what is no plain path: it becomes part of a mount's options."""
+    pure = PurePosixPath(str(folder))
+    if not pure.is_absolute() or ".." in pure.parts or set(str(folder)) & set(":,\\\0\n"):
+        raise ConfigError(f"the image's folder {str(folder)!r:.100} is none that a workspace can have")
+    return f"/{'/'.join(pure.parts[1:])}"
 
 
 def _manifest(folder: Path, index: dict[str, Any], depth: int = 0) -> dict[str, Any]:
@@ -267,10 +283,14 @@ def _manifest(folder: Path, index: dict[str, Any], depth: int = 0) -> dict[str, 
         machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
         fitting = [each for each in manifests if each.get("platform", {}).get("architecture", machine) == machine]
         [descriptor] = fitting
-        found = _json(_blob(folder, descriptor))
+        found = _json(_checked(folder, descriptor))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ConfigError(f"the OCI layout {str(folder)!r} has not one image for this machine") from None
-    return _manifest(folder, found, depth + 1) if "manifests" in found and depth < 3 else found
+    if "manifests" in found and depth < 3:
+        return _manifest(folder, found, depth + 1)
+    if not isinstance(found.get("layers"), list) or "config" not in found:
+        raise ConfigError(f"the OCI layout {str(folder)!r} has a manifest without layers or configuration")
+    return found
 
 
 def _blob(folder: Path, descriptor: dict[str, Any]) -> Path:
@@ -284,12 +304,14 @@ def _blob(folder: Path, descriptor: dict[str, Any]) -> Path:
     return folder / "blobs" / "sha256" / digest
 
 
-def _check_digest(blob: Path, digest: str) -> None:
-    """Errors: ConfigError."""
+def _checked(folder: Path, descriptor: dict[str, Any]) -> Path:
+    """Blob that is what its digest says. Errors: ConfigError."""
+    blob, digest = _blob(folder, descriptor), descriptor["digest"]
     if not blob.is_file():
         raise ConfigError(f"the OCI layout lacks {digest}: fetch the image again")
     if f"sha256:{_digest_of(blob).hex()}" != digest:
         raise ConfigError(f"{blob} is not what its digest says: fetch the image again")
+    return blob
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -320,7 +342,7 @@ def _extract(archive: IO[bytes], tree: Path, name: str) -> None:
 def _extract_member(members: tarfile.TarFile, member: tarfile.TarInfo, tree: Path) -> None:
     path = PurePosixPath(member.name)
     parts = [part for part in path.parts if part not in ("/", ".")]
-    if ".." in parts:
+    if ".." in parts or "\0" in member.name + member.linkname:
         raise tarfile.TarError(f"{member.name!r} is outside of it")
     if not parts or not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
         return  # devices and pipes: the workspace has its own
@@ -331,7 +353,9 @@ def _extract_member(members: tarfile.TarFile, member: tarfile.TarInfo, tree: Pat
             _delete(each)
         return
     if parts[-1].startswith(_WHITEOUT):
-        _delete(parent / parts[-1].removeprefix(_WHITEOUT))
+        if (deleted := parts[-1].removeprefix(_WHITEOUT)) in ("", ".", ".."):
+            raise tarfile.TarError(f"{member.name!r} deletes nothing that a layer may")
+        _delete(parent / deleted)
         return
     place = parent / parts[-1]
     if member.isdir():

@@ -127,10 +127,12 @@ class WorkspaceServer:
         assert self._control is not None, "it was started"
         try:
             self._control.send(json.dumps(request).encode())
-            message, numbers, _, _ = socket.recv_fds(self._control, 16, 2)
+            message, numbers, _, _ = socket.recv_fds(self._control, 4096, 2)
         except OSError as error:
             self._end()
             raise SandboxFailed(f"the server of workspaces does not answer: {error}") from error
+        if message.startswith(b"{"):
+            raise SandboxFailed(f"no other workspace: {json.loads(message)['error']}")
         if message != b"forked" or len(numbers) != 2:
             self._end()
             raise SandboxFailed("the server of workspaces died")
@@ -180,6 +182,8 @@ class WorkspaceServer:
 
     async def close(self) -> None:
         """End all workspaces."""
+        if self._process is not None:
+            self._process.kill()  # what runs on ends with it, and its thread
         await asyncio.to_thread(self._threads.shutdown)
         self._end()
 
@@ -189,7 +193,8 @@ class _Above:
     """Where a fork begins."""
 
     number: int
-    place: str
+    place: str | None
+    """Where its file system is mounted still."""
     layers: list[str]
     folder: str | None = None
     """That is as it is in other layers."""
@@ -214,7 +219,7 @@ class BoxWorkspace:
         self.listener = listener
         """Of its loopback, closed with it."""
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._is_closed = self._is_over = False
 
     async def run(self, command: Command) -> CommandResult:
         """Run a command to its end. Errors: SandboxFailed, by whose fault the workspace is closed; ValueError."""
@@ -231,7 +236,7 @@ class BoxWorkspace:
     def _used(self) -> Iterator[None]:
         """One use of the workspace's process at a time. Errors: SandboxFailed, by which it is closed."""
         with self._lock:
-            if self._is_closed:
+            if self._is_closed or self._is_over:
                 raise SandboxFailed("the workspace was closed")
             try:
                 yield
@@ -246,29 +251,37 @@ class BoxWorkspace:
     async def fork_folder(self) -> "BoxWorkspace":
         """Workspace that begins as this one did, but for the image's folder, which is as it is here now.
 
-        Errors: SandboxFailed."""
+        This one takes no command any more. Errors: SandboxFailed."""
         return await self._server.opened(partial(self._fork, None, only_folder=True))
 
     def _fork(self, port: int | None, *, only_folder: bool) -> "BoxWorkspace":
         with self._used():
-            self._control.send(b'{"fork": true}')
+            self._control.send(json.dumps({"fork": "last" if only_folder else "one of several"}).encode())
             report = read_report(self._control)
-        layers, here = report["layers"], (self._number, report["above"])
-        folder = self.image.folder
-        above = _Above(*here, report["began_with"], folder, layers) if only_folder else _Above(*here, layers)
+            self._is_over = only_folder
+        layers = report["layers"]
+        if only_folder:
+            above = _Above(self._number, None, report["began_with"], self.image.folder, layers)
+        else:
+            above = _Above(self._number, report["above"], layers)
         return self._server.fork_of(self, above, port)
 
     async def close(self) -> None:
         """End it, with all that is in it, also a command that runs."""
+        self._hang_up()
         await self._server.do(self._close)
 
     def end_soon(self) -> None:
         """Close it, without waiting for that."""
+        self._hang_up()
         self._server.begin(self._close)
 
-    def _close(self) -> None:
+    def _hang_up(self) -> None:
+        """What runs in it ends at once, also where all threads wait for others' commands."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
+
+    def _close(self) -> None:
         with self._lock:
             self._end()
 

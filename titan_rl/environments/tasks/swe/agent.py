@@ -25,6 +25,8 @@ from titan_rl.environments.sandbox.workspace.server import BoxWorkspace
 _SECTION = "task.options.agent"
 _PORT = 8000
 _PIECE = 1 << 16
+_MOST_CONNECTIONS = 64
+"""Of a program at a time: each takes descriptors of the verifier."""
 _NOT_STARTED = (126, 127)
 """A shell's exit codes for a program that cannot be run, or is not there."""
 _RESERVED = ("/proc", "/dev", "/tmp", "/etc", "/usr", "/w", "/images", "/empty", "/inside", "/workspace", "/host")
@@ -118,13 +120,21 @@ async def _relay(workspace: BoxWorkspace, port: int) -> asyncio.Server:
     """Server at the workspace's listener that passes all on to a port of this machine's loopback."""
     assert workspace.listener is not None, "it was opened with a port"
 
+    free = _MOST_CONNECTIONS
+
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            there = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
+        nonlocal free
+        if not free:
             writer.close()
             return
-        await asyncio.gather(_pass_on(reader, there[1]), _pass_on(there[0], writer))
+        free -= 1
+        try:
+            there = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(_pass_on(reader, there[1]), _pass_on(there[0], writer))
+        except OSError:
+            writer.close()
+        finally:
+            free += 1
 
     return await asyncio.start_server(connect, sock=workspace.listener.dup())
 

@@ -3,6 +3,7 @@
 problem_statement   the issue
 files | workspace   repository: texts by path; or the path of a folder, a tar archive or an OCI layout, below a
                     folder of run.plugin_path
+folder              where the repository is in an archive, or in a layout that does not say so
 setup               command that prepares it, once for all samples of a prompt
 test_files          texts by path, laid over the repository before tests run: no agent has seen or changed them
 test_command        what runs tests, behind which their names are put; exit code 0 means that all pass
@@ -13,7 +14,7 @@ solution            commands of a worked example; or patch, a unified diff
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.row_fields import text
 from titan_rl.environments.sandbox.workspace.images import (
     Image,
+    check_folder,
     check_path,
     image_of_archive,
     image_of_files,
@@ -69,18 +71,30 @@ class SweRow:
     setup: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
     workspace: str = ""
+    folder: str = ""
 
     def image(self, folders: Sequence[str]) -> Image:
         """Image of the repository. ``folders``: where a path is looked for. Errors: ConfigError."""
+        image = self._image(folders)
+        if image.folder == "/":
+            raise ConfigError(
+                f"the workspace {self.workspace!r} does not say where in it the repository is, which alone is judged: "
+                f"give the column 'folder', such as '/testbed'"
+            )
+        return image
+
+    def _image(self, folders: Sequence[str]) -> Image:
+        """Errors: ConfigError."""
         if self.files:
             return image_of_files(self.files)
         check_path(self.workspace)
         path = next((path for folder in folders if (path := Path(folder) / self.workspace).exists()), None)
         if path is None:
             raise ConfigError(f"the workspace {self.workspace!r} is not there: looked in {', '.join(folders)}")
-        if (path / "index.json").is_file():
-            return image_of_layout(path)
-        return image_of_folder(path) if path.is_dir() else image_of_archive(path)
+        if path.is_dir() and not (path / "index.json").is_file():
+            return image_of_folder(path)
+        image = image_of_layout(path) if path.is_dir() else image_of_archive(path)
+        return replace(image, folder=self.folder) if self.folder else image
 
 
 def read_row(place: str, columns: Mapping[str, Any]) -> SweRow:
@@ -100,7 +114,8 @@ def read_row(place: str, columns: Mapping[str, Any]) -> SweRow:
             f"{place}: nothing has to turn green, so that every change would be right: give FAIL_TO_PASS names of "
             f"tests, or 'calls' with when = 'FAIL_TO_PASS'"
         )
-    return SweRow(issue, checks, setup, files, workspace)
+    folder = columns.get("folder")
+    return SweRow(issue, checks, setup, files, workspace, check_folder(folder) if folder else "")
 
 
 def solution_of(place: str, columns: Mapping[str, Any]) -> list[str]:
