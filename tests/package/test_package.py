@@ -73,7 +73,7 @@ def test_a_wheel_holds_all_rooms_the_tomls_the_licence_and_no_tests(wheel):
         for path in (TREE / room).glob("*.py")
     }
     ours |= {Path("titan_rl") / path.relative_to(TREE) for path in (TREE / "configs").rglob("*.toml")}
-    ours |= {Path("titan_rl") / path.relative_to(TREE) for path in (TREE / "recipes").glob("*/*")}
+    ours |= {Path("titan_rl") / path.relative_to(TREE) for path in (TREE / "recipes").rglob("*.*")}
     ours |= {path.relative_to(TREE) for name in ("devices.toml", "page.*") for path in (TREE / "titan_rl").rglob(name)}
     assert {str(path) for path in ours} | {"titan_rl/py.typed"} == {
         name for name in held if name.startswith("titan_rl/")

@@ -41,6 +41,14 @@ def question(n: int) -> dict[str, Any]:
     }
 
 
+def issue(n: int) -> dict[str, Any]:
+    """As swe-made's own are."""
+    call = {"function": "f:f", "arguments": [n], "expected": n, "when": "FAIL_TO_PASS"}
+    files = {"f.py": "def f(x):\n    return -x\n"}
+    solution = ["sed -i 's/-x/x/' f.py"]
+    return {"problem_statement": f"f({n}) gives {-n}", "files": files, "calls": [call], "solution": solution}
+
+
 OWN = [(name, variant) for name, variant in VARIANTS if (RECIPES[name].folder / f"{variant}.toml").is_file()]
 """Without those of configs/, which have tests of their own."""
 DATA = {
@@ -48,6 +56,7 @@ DATA = {
     "gsm8k-thinking": (gsm8k, gsm8k),
     "dapo": (verl, math_500),
     "search-r1-like": (question, question),
+    "swe-made": (issue, issue),
 }
 """Of recipes on files: rows to train on, and held-out ones."""
 ON_DATA = {
@@ -128,7 +137,7 @@ def flags_of(overrides: dict[str, Any]) -> list[str]:
 def _of(recipe: str, variant: str) -> dict[str, Any]:
     """What a variant has that three small steps must change too."""
     changes: dict[str, Any] = {}
-    if recipe in ("reverse-text", "wordle") or variant == "alphabet-sort-cpu":
+    if recipe in ("reverse-text", "wordle", "swe-made") or variant == "alphabet-sort-cpu":
         changes["sft"] = {"steps": 2, "examples_per_step": 4}
     if variant == "gsm8k-ppo":
         changes["algorithm"] = {"updates_per_batch": 2}

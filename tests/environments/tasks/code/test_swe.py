@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import tarfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -214,6 +215,23 @@ def test_a_setup_that_fails_is_no_answer_of_the_models(tmp_path):
 def test_a_row_that_cannot_be_meant_is_refused_by_its_place(change, message):
     with pytest.raises(ConfigError, match=f"rows.jsonl line 3: .*{message}"):
         read_row("rows.jsonl line 3", ROW | change)
+
+
+@pytest.mark.parametrize("files", [{"a": "", "a/b": ""}, {"x" * 300: ""}, {"\udcff\ud800": ""}])
+def test_files_that_no_file_system_has_are_one_line(files):
+    with pytest.raises(ConfigError, match="cannot be laid out|is no text"):
+        read_row("line 1", ROW | {"files": files}).image([])
+
+
+def test_an_archive_must_say_where_its_repository_is(tmp_path):
+    with tarfile.open(tmp_path / "system.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("empty"))
+    row = {key: value for key, value in ROW.items() if key != "files"} | {"workspace": "system.tar"}
+    with pytest.raises(ConfigError, match="does not say where in it the repository is"):
+        read_row("line 1", row).image([str(tmp_path)])
+    assert read_row("line 1", row | {"folder": "/testbed/"}).image([str(tmp_path)]).folder == "/testbed"
+    with pytest.raises(ConfigError, match="folder '/a:/b' is none"):
+        read_row("line 1", row | {"folder": "/a:/b"})
 
 
 def test_a_workspace_is_below_the_runs_folders(tmp_path):

@@ -99,6 +99,10 @@ def image_of_files(files: Mapping[str, bytes]) -> Image:
 
 def check_path(path: str) -> None:
     """Errors: ConfigError."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"a workspace's file {path!a:.100} has a name that is no text: give another one") from None
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
         raise ConfigError(f"a workspace's file {path!r:.100} is outside of it: give a path below its folder")
@@ -221,6 +225,8 @@ def _laid_out(name: str) -> Iterator[Path | None]:
             _give(path)
         with suppress(OSError):  # another process was quicker
             tree.rename(store / name)
+    except (OSError, UnicodeError) as error:  # a name that is too long, a file where a folder must be
+        raise ConfigError(f"a workspace cannot be laid out: {error}") from None
     finally:
         _remove(tree)
 

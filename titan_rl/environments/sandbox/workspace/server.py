@@ -103,7 +103,6 @@ class WorkspaceServer:
                 raise SandboxFailed(f"no control group for a workspace: {error}") from error
             control.settimeout(_START_SECONDS)
             listener = _ready(control)
-            control.settimeout(None)
         except BaseException:
             control.close()
             if group is not None:
