@@ -24,7 +24,6 @@ from titan_rl.records.metrics import read_metrics
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.waits,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(bool(why := machines.why_not()), reason=why or "they can be made"),
 ]
@@ -201,6 +200,7 @@ def test_a_host_that_has_booted_anew_gets_work_in_the_same_run(run):
     assert hosts[-1] == "host 2 (C)" != hosts[-2], hosts
 
 
+@pytest.mark.waits
 def test_a_slow_link_that_loses_packets_costs_time_and_nothing_else(tmp_path):
     link, hosts = machines.Link(delay=0.05, loss=0.01), HOSTS[:2]
     placed = dict(hosts__trainer="[0, 1]", hosts__generator="[1]", hosts__verifier="[0]")

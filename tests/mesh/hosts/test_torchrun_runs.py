@@ -15,7 +15,7 @@ from running import listening
 
 from titan_rl.records.metrics import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.waits, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 SIGNAL = {"sft__steps": 60}
 """Some answers are right from the first step on, so there is something to train."""
