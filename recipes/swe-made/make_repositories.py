@@ -17,44 +17,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from libraries import (
-    arithmetic,
-    business,
-    numerals,
-    parsing,
-    planning,
-    prose,
-    rules,
-    searching,
-    sequences,
-    simulation,
-    structures,
-    web,
-)
 from micro import micro_rows
 from repository import Library, make_row
 from running import Outcome, evaluate, write
 
-_ROOMS = (
-    arithmetic,
-    business,
-    numerals,
-    parsing,
-    planning,
-    prose,
-    rules,
-    searching,
-    sequences,
-    simulation,
-    structures,
-    web,
-)
-LIBRARIES: dict[str, Library] = {library.name: library for room in _ROOMS for library in room.LIBRARIES}
+_ROOMS = "arithmetic business numerals parsing planning prose rules searching sequences simulation structures web"
+LIBRARIES: dict[str, Library] = {
+    library.name: library for room in _ROOMS.split() for library in import_module(f"libraries.{room}").LIBRARIES
+}
 _NUM_HELD_OUT = 5
 """Libraries."""
 _DRAWS = (40, 120, 360)

@@ -48,7 +48,7 @@ def held():
 @pytest.fixture
 def slot(held):
     one = Slot()
-    assert one.start().fileno() > COUNT
+    assert one.start().control.fileno() > COUNT
     yield one
     one.close()
 

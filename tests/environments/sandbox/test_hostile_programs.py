@@ -139,7 +139,7 @@ def test_it_earns_nothing_and_leaves_nothing(box, secret, name):
             break
         assert time.monotonic() < give_up, f"left: {inside} in the box, {beside} in another"
         time.sleep(0.05)
-    assert slot._process.poll() is None and file.read_text() == token
+    assert not slot._process.has_ended and file.read_text() == token
 
 
 class BoxedFusion(FakeFusion):

@@ -2,6 +2,7 @@
 
     program.py      program, limits, outcome
     bubblewrap.py   the box's walls, and whether they can stand here
+    box_process.py  the process behind the walls, and the socket to it
     seccomp.py      the system calls that programs may make
     groups.py       the kernel's bounds on a box, where it gives any
     inside/         what is inside the walls: zygote.py forks itself for each program, running.py is a program's side,

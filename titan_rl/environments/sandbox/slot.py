@@ -10,19 +10,17 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import tempfile
 import time
 from contextlib import ExitStack, suppress
 from typing import TypedDict
 
+from titan_rl.environments.sandbox.box_process import BoxProcess
 from titan_rl.environments.sandbox.bubblewrap import command
 from titan_rl.environments.sandbox.groups import Group, new_group
 from titan_rl.environments.sandbox.program import Ending, Outcome, Program, SandboxFailed
 from titan_rl.environments.sandbox.program_report import BEGUN, ExitReport, as_task, outcome_of
 from titan_rl.environments.sandbox.seccomp import seccomp_filter
 
-_START_SECONDS = 20.0
 _KILL_SECONDS = 0.8
 """From the order to kill to a report of it. Then the program has had its end, and its box is ended with it."""
 _PIECE = 1 << 16
@@ -41,60 +39,42 @@ class Slot:
     """Owner of a box, restarted when it is gone. One caller at a time, from any thread."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen | None = None
-        self._control: socket.socket | None = None
+        self._process: BoxProcess | None = None
         self._group: Group | None = None
 
-    def start(self) -> socket.socket:
-        """Start the box; gives its control socket. Errors: SandboxFailed with bubblewrap's message."""
-        host_end, box_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with box_end, tempfile.TemporaryFile() as seccomp, tempfile.TemporaryFile() as log:
-            seccomp.write(seccomp_filter())
-            seccomp.seek(0)
-            descriptors = box_end.fileno(), seccomp.fileno()
-            line = command(*descriptors)
-            try:
-                self._group = new_group()
-                line = line if self._group is None else self._group.entry_command(line)
-            except OSError as error:
-                raise SandboxFailed(f"no control group for a box: {error}") from error
-            # an empty environment: bubblewrap's own would be read by whoever is in the box
-            self._process = subprocess.Popen(
-                line, pass_fds=descriptors, env={}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-            self._control = host_end
-            box_end.close()
-            host_end.settimeout(_START_SECONDS)
-            try:
-                is_ready = host_end.recv(16) == b"ready"
-            except OSError:
-                is_ready = False
-            if not is_ready:
-                self.close()
-                log.seek(0)
-                lines = log.read(4096).decode(errors="replace").strip().splitlines()
-                raise SandboxFailed(lines[-1] if lines else "no output from the box")
-        return host_end
+    def start(self) -> BoxProcess:
+        """Start the box. Errors: SandboxFailed with bubblewrap's message."""
+        try:
+            self._process = BoxProcess(self._command, seccomp_filter())
+        except SandboxFailed:
+            self.close()
+            raise
+        return self._process
+
+    def _command(self, control: int, seccomp: int) -> list[str]:
+        """Errors: SandboxFailed."""
+        line = command(control, seccomp)
+        try:
+            self._group = new_group()
+        except OSError as error:
+            raise SandboxFailed(f"no control group for a box: {error}") from error
+        return line if self._group is None else self._group.entry_command(line)
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self._process.close()
             self._process = None
-        if self._control is not None:
-            self._control.close()
-            self._control = None
         if self._group is not None:
             self._group.close()
             self._group = None
 
     def run(self, program: Program) -> Outcome:
         """Run a program. Errors: SandboxFailed by the box's fault; the next program starts another."""
-        control = self._control
-        if control is None or self._process is None or self._process.poll() is not None:
+        process = self._process
+        if process is None or process.has_ended:
             self.close()
-            control = self.start()
-        run = _Run(control, program, self._group)
+            process = self.start()
+        run = _Run(process.control, program, self._group)
         try:
             return run.outcome()
         except (OSError, SandboxFailed) as error:

@@ -18,8 +18,10 @@ from titan_rl.environments.agents.openai_requests import ModelRequest
 from titan_rl.environments.interfaces.agent import Outcome
 from titan_rl.environments.interfaces.environment import EnvironmentFailed, Reply
 from titan_rl.environments.registry import make_task
+from titan_rl.environments.sandbox.program import SandboxFailed
 from titan_rl.environments.tasks.swe.rows import read_row
 from titan_rl.environments.tasks.swe.swe_task import SweTask
+from titan_rl.environments.tasks.swe.workspaces import PreparedWorkspaces
 
 BUGGY = "def total(numbers):\n    return sum(numbers[1:])\n\n\ndef twice(x):\n    return 2 * x\n"
 TESTS = "import unittest\nimport sums\n\nclass T(unittest.TestCase):\n    def test(self):\n        {}\n"
@@ -191,6 +193,61 @@ def test_a_setup_that_fails_is_no_answer_of_the_models(tmp_path):
             await play(task, prompt, "true")
 
     with_task(tmp_path, ROW | {"setup": "echo no; exit 7"}, check)
+
+
+class FakeWorkspace:
+    """Prepared workspace that counts what is done with it."""
+
+    def __init__(self) -> None:
+        self.num_forks, self.is_closed, self.fails = 0, False, False
+
+    async def fork(self, port: int | None) -> "FakeWorkspace":
+        await asyncio.sleep(0)
+        if self.is_closed or self.fails:
+            raise SandboxFailed("gone")
+        self.num_forks += 1
+        return self
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def test_prepared_workspaces_are_kept_while_samples_wait_and_prepared_again_after_a_failure():
+    async def check() -> None:
+        prepared, made, slow = PreparedWorkspaces(), dict[str, list[FakeWorkspace]](), asyncio.Event()
+
+        def preparing(prompt: str) -> Callable[[], Awaitable]:
+            async def prepare() -> FakeWorkspace:
+                made.setdefault(prompt, []).append(FakeWorkspace())
+                if prompt == "slow":
+                    await slow.wait()
+                if prompt == "broken" and len(made[prompt]) == 1:
+                    raise SandboxFailed("setup ended with 7")
+                return made[prompt][-1]
+
+            return prepare
+
+        async def fork(prompt: str) -> None:
+            await prepared.fork(prompt, preparing(prompt), None)
+
+        waiting = [asyncio.create_task(fork("slow")) for _ in range(3)]
+        for number in range(20):
+            await asyncio.gather(*(fork(f"p{number}") for _ in range(2)))
+        assert all(len(each) == 1 and each[0].num_forks == 2 for name, each in made.items() if name != "slow")
+        assert [made[f"p{number}"][0].is_closed for number in range(20)] == [True] * 13 + [False] * 7
+        slow.set()
+        await asyncio.gather(*waiting)
+        assert made["slow"][0].num_forks == 3
+        failed = await asyncio.gather(*(fork("broken") for _ in range(2)), return_exceptions=True)
+        assert [str(error) for error in failed] == ["setup ended with 7"] * 2
+        await fork("broken")
+        made["p19"][0].fails = True
+        with pytest.raises(SandboxFailed):
+            await fork("p19")
+        await fork("p19")
+        assert [each.is_closed for each in made["p19"]] == [True, False]
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize(

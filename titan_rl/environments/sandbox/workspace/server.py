@@ -1,6 +1,8 @@
 """Workspaces in boxes of this machine: one process behind walls makes them, each a process of its own.
 
-WorkspaceServer ──▶ bubblewrap: inside/workspaces.py ──fork──▶ a workspace ──fork──▶ a command
+    WorkspaceServer ──▶ bubblewrap: inside/workspaces.py ──fork──▶ a workspace ──fork──▶ a command
+
+A workspace's files are inside alone; a fork of one goes on where it is.
 """
 
 import asyncio
@@ -8,8 +10,6 @@ import itertools
 import json
 import os
 import socket
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from titan_rl.config.load import ConfigError
 from titan_rl.environments.interfaces.server_address import run_in_thread
+from titan_rl.environments.sandbox.box_process import BoxProcess
 from titan_rl.environments.sandbox.bubblewrap import box_command, mounted, python_folder
 from titan_rl.environments.sandbox.groups import Group, new_group
 from titan_rl.environments.sandbox.program import SandboxFailed
@@ -53,8 +54,7 @@ class WorkspaceServer:
         self._threads = ThreadPoolExecutor(_COMMANDS_OF_A_CORE * available_cores(), "workspaces")
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._process: subprocess.Popen | None = None
-        self._control: socket.socket | None = None
+        self._process: BoxProcess | None = None
 
     async def open(self, image: Image, limits: WorkspaceLimits = LIMITS, port: int | None = None) -> "BoxWorkspace":
         """Open a workspace. ``port``: of its loopback, at which it listens for the host. Errors: SandboxFailed."""
@@ -118,15 +118,14 @@ class WorkspaceServer:
 
     def _request(self, request: dict) -> tuple[socket.socket, int]:
         """A new workspace's socket, and a descriptor of its process."""
-        if self._control is None or self._process is None or self._process.poll() is not None:
+        if self._process is None or self._process.has_ended:
             if request["parent"] is not None:
                 raise SandboxFailed("the server of a workspace has ended")
             self._end()
-            self._start()
-        assert self._control is not None, "it was started"
+            self._process = BoxProcess(self._command, workspace_filter())
         try:
-            self._control.send(json.dumps(request).encode())
-            message, numbers, _, _ = socket.recv_fds(self._control, 4096, 2)
+            self._process.control.send(json.dumps(request).encode())
+            message, numbers, _, _ = socket.recv_fds(self._process.control, 4096, 2)
         except OSError as error:
             self._end()
             raise SandboxFailed(f"the server of workspaces does not answer: {error}") from error
@@ -137,27 +136,8 @@ class WorkspaceServer:
             raise SandboxFailed("the server of workspaces died")
         return socket.socket(fileno=numbers[0]), numbers[1]
 
-    def _start(self) -> None:
-        """Errors: SandboxFailed with bubblewrap's message."""
-        host_end, box_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with box_end, tempfile.TemporaryFile() as seccomp, tempfile.TemporaryFile() as log:
-            seccomp.write(workspace_filter())
-            seccomp.seek(0)
-            descriptors = box_end.fileno(), seccomp.fileno()
-            line = box_command("workspaces.py", *descriptors, self._folders())
-            self._process = subprocess.Popen(
-                line, pass_fds=descriptors, env={}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-            self._control = host_end
-            box_end.close()
-            host_end.settimeout(_START_SECONDS)
-            with suppress(OSError):
-                if host_end.recv(16) == b"ready":
-                    return
-            self._end()
-            log.seek(0)
-            lines = log.read(4096).decode(errors="replace").strip().splitlines()
-            raise SandboxFailed(lines[-1] if lines else "no output from the server of workspaces")
+    def _command(self, control: int, seccomp: int) -> list[str]:
+        return box_command("workspaces.py", control, seccomp, self._folders())
 
     def _folders(self) -> list[str]:
         """Flags for what the process sees. It mounts what shows processes, which takes one that is whole."""
@@ -172,12 +152,8 @@ class WorkspaceServer:
 
     def _end(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self._process.close()
             self._process = None
-        if self._control is not None:
-            self._control.close()
-            self._control = None
 
     async def close(self) -> None:
         """End all workspaces."""

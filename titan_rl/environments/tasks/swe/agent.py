@@ -7,7 +7,7 @@ standard input. What it has changed when it ends, however it ends, is evaluated.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,9 @@ from titan_rl.config.sections.kinds import Seconds
 from titan_rl.environments.interfaces.agent import ModelAccess, Outcome
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.sandbox.program import SandboxFailed
-from titan_rl.environments.sandbox.workspace.command import Command, Workspace
+from titan_rl.environments.sandbox.workspace.command import Command
 from titan_rl.environments.sandbox.workspace.server import BoxWorkspace
+from titan_rl.environments.tasks.swe.workspaces import Workspaces
 
 _SECTION = "task.options.agent"
 _PORT = 8000
@@ -66,20 +67,10 @@ def agent_options(values: Mapping[str, Any]) -> AgentOptions | None:
     return options
 
 
-@dataclass(frozen=True)
-class Workspaces:
-    """Workspaces of a prompt. Errors of both: SandboxFailed; ConfigError."""
-
-    open: Callable[[int | None], Awaitable[BoxWorkspace]]
-    """Opens one; with a port, at which it listens for the host."""
-    evaluate: Callable[[Workspace], Awaitable[float]]
-    """Reward of what is in one."""
-
-
 class ProgramAgent:
     """Agent of one episode: the program, in a workspace of its own."""
 
-    def __init__(self, issue: str, workspaces: "Workspaces", options: AgentOptions, test_seconds: float):
+    def __init__(self, issue: str, workspaces: Workspaces, options: AgentOptions, test_seconds: float):
         """``test_seconds``: for each of the runs that evaluate."""
         self._issue, self._workspaces, self._options = issue, workspaces, options
         self.timeout = options.timeout + 3 * test_seconds + _LAST_SECONDS

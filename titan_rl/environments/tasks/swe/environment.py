@@ -1,8 +1,10 @@
 """The model's own commands in a workspace: an answer's command runs, its output is the reply.
 
-block   the answer has one fenced block of bash, as mini-swe-agent's; without one it is told so
-tool    a call of the tool ``bash``, as the model's chat template writes calls
-line    the answer is the command, for models that write nothing else
+    block   the answer has one fenced block of bash, as mini-swe-agent's; without one it is told so
+    tool    a call of the tool ``bash``, as the model's chat template writes calls
+    line    the answer is the command, for models that write nothing else
+
+What is there after the last command, or after ``submit``, is evaluated.
 """
 
 import json
@@ -17,7 +19,7 @@ from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed
 from titan_rl.environments.interfaces.tool import Tool
 from titan_rl.environments.sandbox.program import SandboxFailed
 from titan_rl.environments.sandbox.workspace.command import Command, CommandResult, Workspace
-from titan_rl.environments.tasks.swe.agent import Workspaces
+from titan_rl.environments.tasks.swe.workspaces import Workspaces
 
 Protocol = Literal["block", "tool", "line"]
 SUBMIT = "submit"

@@ -1,15 +1,17 @@
 """Rows of software engineering, by SWE-bench's names for what it has.
 
-problem_statement   the issue
-files | workspace   repository: texts by path; or the path of a folder, a tar archive or an OCI layout, below a
-                    folder of run.plugin_path
-folder              where the repository is in an archive, or in a layout that does not say so
-setup               command that prepares it, once for all samples of a prompt
-test_files          texts by path, laid over the repository before tests run: no agent has seen or changed them
-test_command        what runs tests, behind which their names are put; exit code 0 means that all pass
-FAIL_TO_PASS        names of tests that the change must turn green; PASS_TO_PASS: of those that must stay so
-calls               {function, arguments, expected, when}: checks by value; ``when`` is one of these two names
-solution            commands of a worked example; or patch, a unified diff
+    problem_statement   the issue
+    files | workspace   repository: texts by path; or the path of a folder, a tar archive or an OCI layout, below a
+                        folder of run.plugin_path
+    folder              where the repository is in an archive, or in a layout that does not say so
+    setup               command that prepares it, once for all samples of a prompt
+    test_files          texts by path, laid over the repository before tests run: no agent has seen or changed them
+    test_command        what runs tests, behind which their names are put; exit code 0 means that all pass
+    FAIL_TO_PASS        names of tests that the change must turn green; PASS_TO_PASS: of those that must stay so
+    calls               {function, arguments, expected, when}: checks by value; ``when`` is one of these two names
+    solution            commands of a worked example; or patch, a unified diff
+
+Names of tests and calls may be JSON in a text, as public sets have them.
 """
 
 import json

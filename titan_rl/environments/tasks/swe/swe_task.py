@@ -6,7 +6,6 @@ of the latter is lost.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +25,7 @@ from titan_rl.environments.prompts.row_files import DataRow, Parse
 from titan_rl.environments.sandbox.program import SandboxFailed
 from titan_rl.environments.sandbox.workspace.command import Command, Workspace, WorkspaceLimits
 from titan_rl.environments.sandbox.workspace.server import BoxWorkspace, WorkspaceServer, check_workspaces
-from titan_rl.environments.tasks.swe.agent import ProgramAgent, Workspaces, agent_options
+from titan_rl.environments.tasks.swe.agent import ProgramAgent, agent_options
 from titan_rl.environments.tasks.swe.environment import (
     BASH,
     INSTRUCTIONS,
@@ -38,9 +37,8 @@ from titan_rl.environments.tasks.swe.environment import (
 )
 from titan_rl.environments.tasks.swe.evaluation import resolves
 from titan_rl.environments.tasks.swe.rows import SweRow, read_row, solution_of
+from titan_rl.environments.tasks.swe.workspaces import PreparedWorkspaces, Workspaces
 
-_MOST_PREPARED = 8
-"""Workspaces that are kept to be forked, of the latest prompts."""
 _SETUP_SECONDS = 600.0
 
 
@@ -91,7 +89,7 @@ class SweTask(RowsTask):
             raise ConfigError("task.name = 'swe' is scored by its tests: leave task.reward out")
         self.sessions = Sessions(self.options.sessions, self.options.session_timeout)
         self._agent = agent_options(self.options.agent)
-        self._prepared: OrderedDict[str, asyncio.Task[BoxWorkspace]] = OrderedDict()
+        self._prepared = PreparedWorkspaces()
         self._workspaces: WorkspaceServer | None = None
         check_workspaces()
 
@@ -133,17 +131,9 @@ class SweTask(RowsTask):
     async def _open(self, prompt: Prompt, port: int | None) -> BoxWorkspace:
         """Workspace of one sample: all of a prompt begin alike. Errors: SandboxFailed; ConfigError."""
         row = self.row_of(prompt)
-        if not row.setup:
-            return await self._server.open(await asyncio.to_thread(row.image, self.folders), self._limits, port)
-        if prompt.id not in self._prepared:
-            self._prepared[prompt.id] = asyncio.create_task(self._prepare(row))
-        self._prepared.move_to_end(prompt.id)
-        prepared = await asyncio.shield(self._prepared[prompt.id])
-        workspace = await prepared.fork(port)
-        while len(self._prepared) > _MOST_PREPARED:
-            _, oldest = self._prepared.popitem(last=False)
-            await (await oldest).close()
-        return workspace
+        if row.setup:
+            return await self._prepared.fork(prompt.id, partial(self._prepare, row), port)
+        return await self._server.open(await asyncio.to_thread(row.image, self.folders), self._limits, port)
 
     async def _prepare(self, row: SweRow) -> BoxWorkspace:
         workspace = await self._server.open(await asyncio.to_thread(row.image, self.folders), self._limits)
@@ -178,8 +168,7 @@ class SweTask(RowsTask):
         return green if self.options.credit == "each" else float(green == 1.0)
 
     async def close(self) -> None:
-        for prepared in self._prepared.values():
-            prepared.cancel()
+        self._prepared.cancel()
         if self._workspaces is not None:
             await self._workspaces.close()
 
