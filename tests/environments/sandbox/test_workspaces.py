@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from boxes import need_boxes
 
@@ -213,7 +214,12 @@ def archive_of(files: dict[str, bytes], links: dict[str, str] | None = None) -> 
         return buffer.getvalue()
 
 
-def layout_of(folder: Path, layers: list[bytes], config: dict) -> Path:
+def zstd(content: bytes) -> bytes:
+    """In two frames, as some tools write it."""
+    return b"".join(pa.compress(part, "zstd", asbytes=True) for part in (content[:700], content[700:]))
+
+
+def layout_of(folder: Path, layers: list[bytes], config: dict, compress=gzip.compress) -> Path:
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 
@@ -222,7 +228,7 @@ def layout_of(folder: Path, layers: list[bytes], config: dict) -> Path:
         (blobs / digest).write_bytes(content)
         return {"digest": f"sha256:{digest}", "size": len(content)}
 
-    compressed = [blob(gzip.compress(layer)) for layer in layers]
+    compressed = [blob(compress(layer)) for layer in layers]
     manifest = {"schemaVersion": 2, "config": blob(json.dumps({"config": config}).encode()), "layers": compressed}
     index = {"schemaVersion": 2, "manifests": [blob(json.dumps(manifest).encode())]}
     (folder / "index.json").write_text(json.dumps(index))
@@ -250,6 +256,15 @@ def test_an_oci_layout_is_its_layers_one_over_the_other(tmp_path):
         assert await output_of(workspace, "pwd; echo $WHO $PATH /opt/* *") == "/old\nimage /bin /opt/kept c\n"
 
     with_workspace(check, image_of_layout(layout_of(tmp_path / "layout", [first, second], config)))
+    other = image_of_layout(layout_of(tmp_path / "zstd", [first, second], config, zstd))
+    with_workspace(check, other)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd])
+def test_a_layer_that_is_cut_off_is_one_line(tmp_path, compress):
+    folder = layout_of(tmp_path, [archive_of({"a": b"1" * 9000})], {}, lambda layer: compress(layer)[:-30])
+    with pytest.raises(ConfigError, match="cannot be unpacked"):
+        image_of_layout(folder)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError, nearest
-from titan_rl.data.rows.row_files import SUFFIXES, RawRow, find_file, read_raw_rows, without_tilde
+from titan_rl.data.rows.row_files import SUFFIXES, RawRow, ReadFile, find_file, read_raw_rows, without_tilde
 from titan_rl.data.storage.hub_dataset import fetch_split, parse_hub_name
 
 _MOST_FILES = 10_000
@@ -123,12 +123,12 @@ def _is_of_hub(name: str, places: Sequence[Path]) -> bool:
     return bool(hub_name.words or hub_name.revision) or not any(place.parent.exists() for place in places)
 
 
-def read_sources(sources: Sequence[Source]) -> Iterator[tuple[int, RawRow]]:
+def read_sources(sources: Sequence[Source], read: ReadFile = read_raw_rows) -> Iterator[tuple[int, RawRow]]:
     """Number of the source, and each of its rows, in order. Errors: ConfigError; OSError."""
     names = _file_names([path for source in sources for path in source.paths])
     for number, source in enumerate(sources):
         for path in source.paths:
-            for row in read_raw_rows(path, names[path]):
+            for row in read(path, names[path]):
                 yield number, row
 
 

@@ -30,6 +30,8 @@ _LINE_BYTES = 16 << 20
 """Of a row: millions of tokens."""
 RawRow = tuple[str, dict[str, Any]]
 """Place and columns."""
+ReadFile = Callable[[Path, str], Iterator[RawRow]]
+"""Reads a file, or a directory, by its path and its name in the rows' places."""
 
 
 def find_file(setting: str, name: str, folders: Sequence[str]) -> Path:
@@ -67,7 +69,7 @@ def read_raw_rows(path: Path, name: str = "") -> Iterator[RawRow]:
 
 def data_files(path: Path) -> list[Path]:
     """Files of a run's data: the file, or the files of a directory."""
-    return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def _read_json_lines(path: Path, name: str) -> Iterator[RawRow]:

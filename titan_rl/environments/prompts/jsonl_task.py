@@ -20,6 +20,7 @@ from titan_rl.data.rows.column_names import ASKED, check_names
 from titan_rl.data.rows.file_sources import Source, check_unweighted, locate_sources
 from titan_rl.data.rows.public_shapes import SOURCES, source_of
 from titan_rl.data.rows.row_fields import names, shown
+from titan_rl.data.rows.row_files import ReadFile, read_raw_rows
 from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
 from titan_rl.data.rows.splits import RowOrder, Split, key, places_of, row_order, split_by_file, split_by_share
 from titan_rl.data.types import Message, Prompt, message
@@ -137,6 +138,7 @@ class RowsTask(ListedTask):
     """
 
     OPTIONS: type[FileOptions] = RowsOptions
+    _read_file: ReadFile = staticmethod(read_raw_rows)
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         super().__init__(task)
@@ -175,7 +177,7 @@ class RowsTask(ListedTask):
         return [_prompt(f"{HELD_OUT}/{number:07d}", row) for number, row in enumerate(rows)]
 
     def _read(self, sources: Sequence[Source]) -> list[DataRow]:
-        rows = self._chosen(read_rows(sources, self._parser()))
+        rows = self._chosen(read_rows(sources, self._parser(), self._read_file))
         self._check_rows(rows)
         return rows
 

@@ -16,6 +16,7 @@ from titan_rl.data.rows.column_names import with_names
 from titan_rl.data.rows.file_sources import Source, list_names, read_sources
 from titan_rl.data.rows.public_shapes import as_question, source_of
 from titan_rl.data.rows.row_fields import check_finite, encodable, joined, names, shown, text, written
+from titan_rl.data.rows.row_files import ReadFile, read_raw_rows
 from titan_rl.data.rows.row_messages import Schema, messages, template_options, tools
 from titan_rl.data.types import Message
 
@@ -52,10 +53,10 @@ Parse = Callable[[str, dict[str, Any]], DataRow | None]
 """Row of a place and its columns; None leaves it out."""
 
 
-def read_rows(sources: Sequence[Source], parse: Parse) -> list[DataRow]:
+def read_rows(sources: Sequence[Source], parse: Parse, read: ReadFile = read_raw_rows) -> list[DataRow]:
     """Read all rows of all sources that are not left out, in order. Errors: ConfigError."""
     try:
-        parsed = ((number, parse(*row)) for number, row in read_sources(sources))
+        parsed = ((number, parse(*row)) for number, row in read_sources(sources, read))
         rows = [replace(row, source=number) for number, row in parsed if row is not None]
     except OSError as error:
         raise ConfigError(f"cannot read {list_names(sources)}: {error}") from None

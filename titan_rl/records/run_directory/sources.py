@@ -56,7 +56,7 @@ def _sums(sources: Sequence[Source]) -> dict[str, str]:
     if len(paths) > 1:
         sums = {f"file {number}": _sum(path) for number, path in enumerate(paths, 1)}
     elif paths[0].is_dir():
-        sums = {file.name: sampled_checksum(file) for file in data_files(paths[0])}
+        sums = {str(file.relative_to(paths[0])): sampled_checksum(file) for file in data_files(paths[0])}
     else:
         sums = {"rows": sampled_checksum(paths[0])}
     if sources[0].weight is not None:

@@ -266,7 +266,7 @@ def test_prepared_workspaces_are_kept_while_samples_wait_and_prepared_again_afte
             "one of 'calls'",
         ),
         ({"calls": [{"function": "a:b"}]}, "each of 'calls'"),
-        ({"test_command": 3}, "as text"),
+        ({"test_command": 3}, "'test_command' is 3: give text"),
     ],
 )
 def test_a_row_that_cannot_be_meant_is_refused_by_its_place(change, message):

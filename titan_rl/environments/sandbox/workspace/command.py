@@ -40,6 +40,8 @@ class Command:
     """In which it runs; empty: the workspace's own."""
     seconds: float | None = None
     """Limit; None: the workspace's."""
+    output: int | None = None
+    """Bytes of its output that are kept; None: as many as the workspace keeps."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def run_command(
     seconds = command.seconds or limits.seconds
     if group is not None:
         group.bound(limits)
-    output = BoundedOutput(limits.output)
+    output = BoundedOutput(command.output or limits.output)
     with ExitStack() as stack:
         task = _memory(stack, json.dumps(_description(command, arguments)).encode())
         stdin = _memory(stack, command.stdin, _SEALS)

@@ -14,7 +14,7 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -31,6 +31,7 @@ _MOUNTED = ("proc", "dev", "tmp")
 _MOST_BYTES = 1 << 20
 """Of an index or a manifest."""
 _PIECE = 1 << 20
+_ZSTD = b"\x28\xb5\x2f\xfd"
 _MOST_DEEP = 100
 """Folders in folders; what is deeper is hard to remove."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
@@ -335,14 +336,24 @@ def _extract(archive: IO[bytes], tree: Path, name: str) -> None:
     """One layer over what is there. Errors: ConfigError for what leaves the tree."""
     magic = archive.read(4)
     archive.seek(0)
-    if magic == b"\x28\xb5\x2f\xfd":
-        raise ConfigError(f"{name} is compressed with zstd: have gzip (skopeo copy --dest-compress-format gzip)")
     try:
-        with tarfile.open(fileobj=archive, mode="r|gz" if magic[:2] == b"\x1f\x8b" else "r|") as members:
+        with (
+            _without_zstd(archive) if magic == _ZSTD else nullcontext(archive) as source,
+            tarfile.open(fileobj=source, mode="r|gz" if magic[:2] == b"\x1f\x8b" else "r|") as members,
+        ):
             for member in members:
                 _extract_member(members, member, tree)
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except ConfigError:
+        raise
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:  # of Arrow: ValueError
         raise ConfigError(f"{name} cannot be unpacked: {error}") from None
+
+
+def _without_zstd(archive: IO[bytes]) -> Any:
+    """Stream of what is compressed."""
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.PythonFile(archive, mode="r"), "zstd")
 
 
 def _extract_member(members: tarfile.TarFile, member: tarfile.TarInfo, tree: Path) -> None:

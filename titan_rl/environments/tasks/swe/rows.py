@@ -6,22 +6,26 @@
     folder              where the repository is in an archive, or in a layout that does not say so
     setup               command that prepares it, once for all samples of a prompt
     test_files          texts by path, laid over the repository before tests run: no agent has seen or changed them
+    test_patch          unified diff of the repository as it was; the files that it touches are laid over it, too
     test_command        what runs tests, behind which their names are put; exit code 0 means that all pass
     FAIL_TO_PASS        names of tests that the change must turn green; PASS_TO_PASS: of those that must stay so
     calls               {function, arguments, expected, when}: checks by value; ``when`` is one of these two names
+    reward_file         of test_command, instead of names and calls: where it leaves a number, or JSON with "reward";
+                        test_folder is then where test_files are laid
     solution            commands of a worked example; or patch, a unified diff
 
 Names of tests and calls may be JSON in a text, as public sets have them.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import text
+from titan_rl.config.load import ConfigError, nearest
+from titan_rl.data.rows.row_fields import shown, text
 from titan_rl.environments.sandbox.workspace.images import (
     Image,
     check_folder,
@@ -35,7 +39,10 @@ from titan_rl.environments.sandbox.workspace.images import (
 When = Literal["FAIL_TO_PASS", "PASS_TO_PASS"]
 WHEN: tuple[When, ...] = ("FAIL_TO_PASS", "PASS_TO_PASS")
 TEST_COMMAND = "python3 -m unittest"
-_MOST_TESTS = 2000
+_MOST_TESTS = 10_000
+_OPTIONAL = ("test_command", "setup", "test_patch", "folder", "test_folder", "reward_file")
+DEFAULTS = ("workspace", *_OPTIONAL)
+"""Columns that ``task.options.defaults`` may give."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +64,16 @@ class Checks:
     test_command: str
     test_files: Mapping[str, bytes]
     calls: Sequence[CallCheck]
+    test_patch: str = ""
+    test_folder: str = ""
+    """Of ``test_files``; empty: the repository's."""
+    reward_file: str = ""
 
     @property
     def has_any(self) -> bool:
         """Whether something has to turn green."""
-        return bool(self.tests["FAIL_TO_PASS"]) or any(call.when == "FAIL_TO_PASS" for call in self.calls)
+        has_call = any(call.when == "FAIL_TO_PASS" for call in self.calls)
+        return bool(self.tests["FAIL_TO_PASS"] or self.reward_file) or has_call
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ class SweRow:
     def image(self, folders: Sequence[str]) -> Image:
         """Image of the repository. ``folders``: where a path is looked for. Errors: ConfigError."""
         image = self._image(folders)
-        if image.folder == "/":
+        if image.folder == "/" and not self.checks.reward_file:
             raise ConfigError(
                 f"the workspace {self.workspace!r} does not say where in it the repository is, which alone is judged: "
                 f"give the column 'folder', such as '/testbed'"
@@ -107,17 +119,58 @@ def read_row(place: str, columns: Mapping[str, Any]) -> SweRow:
     if not isinstance(workspace, str) or bool(files) == bool(workspace):
         raise ConfigError(f"{place}: a repository is 'files', texts by path, or 'workspace', a path: give one of them")
     tests: dict[When, list[str]] = {when: _names(place, when, columns.get(when)) for when in WHEN}
-    command, setup = (columns.get(name) or default for name, default in (("test_command", TEST_COMMAND), ("setup", "")))
-    if not isinstance(command, str) or not isinstance(setup, str):
-        raise ConfigError(f"{place}: 'test_command' and 'setup' are commands, as text")
-    checks = Checks(tests, command, _files(place, "test_files", columns.get("test_files")), _calls(place, columns))
+    command, setup, patch, *places = (_optional(place, name, columns) for name in _OPTIONAL)
+    folder, test_folder, reward_file = (_folder(place, each) for each in places)
+    test_files, calls = _files(place, "test_files", columns.get("test_files")), _calls(place, columns)
+    checks = Checks(tests, command or TEST_COMMAND, test_files, calls, patch, test_folder, reward_file)
     if not checks.has_any:
         raise ConfigError(
             f"{place}: nothing has to turn green, so that every change would be right: give FAIL_TO_PASS names of "
-            f"tests, or 'calls' with when = 'FAIL_TO_PASS'"
+            f"tests, 'calls' with when = 'FAIL_TO_PASS', or a 'reward_file'"
         )
-    folder = columns.get("folder")
-    return SweRow(issue, checks, setup, files, workspace, check_folder(folder) if folder else "")
+    return SweRow(issue, checks, setup, files, workspace, folder)
+
+
+def with_defaults(place: str, columns: dict[str, Any], defaults: Mapping[str, str]) -> dict[str, Any]:
+    """Columns, and those that a row lacks; in a path of these, ``{name}`` is the row's column. Errors: ConfigError."""
+
+    def of_row(match: re.Match[str]) -> str:
+        value = columns.get(match[1])
+        if not isinstance(value, str) or not value:
+            raise ConfigError(
+                f"{place}: task.options.defaults.workspace names the column {match[1]!r}, which is no text"
+            )
+        return value
+
+    added = {name: value for name, value in defaults.items() if not columns.get(name)}
+    if "workspace" in added:
+        if columns.get("files"):
+            del added["workspace"]
+        else:
+            added["workspace"] = re.sub(r"\{(\w+)\}", of_row, added["workspace"])
+    return columns | added
+
+
+def check_defaults(defaults: Mapping[str, str]) -> None:
+    """Errors: ConfigError for a column that is none of ours."""
+    if (unknown := next((name for name in defaults if name not in DEFAULTS), None)) is not None:
+        raise ConfigError(f"task.options.defaults has {unknown!r}: {nearest(unknown, DEFAULTS)}")
+
+
+def _folder(place: str, value: str) -> str:
+    """Errors: ConfigError."""
+    try:
+        return check_folder(value) if value else ""
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def _optional(place: str, name: str, columns: Mapping[str, Any]) -> str:
+    """Errors: ConfigError."""
+    value = columns.get(name) or ""
+    if not isinstance(value, str):
+        raise ConfigError(f"{place}: {name!r} is {shown(value)}: give text, or leave it out")
+    return value
 
 
 def solution_of(place: str, columns: Mapping[str, Any]) -> list[str]:

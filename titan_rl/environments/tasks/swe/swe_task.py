@@ -35,8 +35,9 @@ from titan_rl.environments.tasks.swe.environment import (
     Protocol,
     written,
 )
-from titan_rl.environments.tasks.swe.evaluation import resolves
-from titan_rl.environments.tasks.swe.rows import SweRow, read_row, solution_of
+from titan_rl.environments.tasks.swe.evaluation import EvaluationSettings, resolution_reward
+from titan_rl.environments.tasks.swe.rows import SweRow, check_defaults, read_row, solution_of, with_defaults
+from titan_rl.environments.tasks.swe.task_directories import read_file_or_tasks
 from titan_rl.environments.tasks.swe.workspaces import PreparedWorkspaces, Workspaces
 
 _SETUP_SECONDS = 600.0
@@ -48,6 +49,8 @@ class SweOptions(FileOptions):
 
     columns: dict[str, str] = field(default_factory=dict)
     """Names of ours (rows.py) to the files'."""
+    defaults: dict[str, str] = field(default_factory=dict)
+    """Columns that rows lack, such as ``test_command``; ``workspace`` may have a row's columns in braces."""
     protocol: Protocol = "block"
     """How the model gives its commands, without ``agent`` (environment.py)."""
     instruction: str | None = None
@@ -81,12 +84,14 @@ class SweTask(RowsTask):
     """Task of issues and repositories. Errors: as RowsTask; ConfigError where there are no workspaces."""
 
     OPTIONS = SweOptions
+    _read_file = staticmethod(read_file_or_tasks)
     options: SweOptions
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         super().__init__(task, folders)
         if not task.scores_itself:
             raise ConfigError("task.name = 'swe' is scored by its tests: leave task.reward out")
+        check_defaults(self.options.defaults)
         self.sessions = Sessions(self.options.sessions, self.options.session_timeout)
         self._agent = agent_options(self.options.agent)
         self._prepared = PreparedWorkspaces()
@@ -100,6 +105,7 @@ class SweTask(RowsTask):
 
     def _parsed(self, place: str, columns: dict[str, Any]) -> DataRow:
         columns = with_names(place, columns, self.options.columns, "task.options.columns")
+        columns = with_defaults(place, columns, self.options.defaults)
         row = read_row(place, columns)
         instruction = self._instruction if self.options.instruction is None else self.options.instruction
         return DataRow(place, columns, f"{row.issue}\n\n{instruction}" if instruction else row.issue, None, None)
@@ -161,11 +167,9 @@ class SweTask(RowsTask):
 
     async def _evaluate(self, prompt: Prompt, workspace: Workspace) -> float:
         """Reward of what is in a workspace. Errors: SandboxFailed; ConfigError."""
-        shares = await resolves(workspace, self.row_of(prompt).checks, self.options.test_seconds)
-        if shares["PASS_TO_PASS"] < 1.0:
-            return 0.0
-        green = shares["FAIL_TO_PASS"]
-        return green if self.options.credit == "each" else float(green == 1.0)
+        settings = EvaluationSettings(self.options.test_seconds, self.options.credit)
+        begin = partial(self._open, prompt, None)
+        return await resolution_reward(workspace, begin, self.row_of(prompt).checks, settings)
 
     async def close(self) -> None:
         self._prepared.cancel()
