@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -24,7 +25,7 @@ from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_USER
 from titan_rl.service.records.journal import read_journal
 
 pytestmark = pytest.mark.slow
-_RANK, _STEPS = 8, 6
+_RANK, _STEPS, _MANY_STEPS = 8, 6, 50
 _WORDS = [list(range(5, 17)), [20, 9, 41, 8, 33, 7], [60, 61, 62, 63, 64, 65, 66, 67, 68]]
 _ADAM = types.AdamParams(learning_rate=3e-3)
 
@@ -170,6 +171,56 @@ def test_a_client_that_comes_back_goes_on_where_it_was(served):
         assert loss == losses[step]
         trainer.optim_step(_ADAM).result()
     back.close("success").result()
+
+
+def _learn(served: Served, seed: int, file: Path, state: str | None = None, first: int = 0) -> None:
+    """Losses and norms of a client's steps, a line each; every tenth step is saved."""
+    client = served.client()
+    if state is None:
+        trainer = served.trainer(client, seed)
+    else:
+        trainer = client.create_training_client_from_state_with_optimizer(state).result()
+    with open(file, "a", buffering=1) as lines:
+        for step in range(first, _MANY_STEPS):
+            passing, update = (
+                trainer.forward_backward([_datum(_WORDS[step % 3])], "cross_entropy"),
+                trainer.optim_step(_ADAM),
+            )
+            told = passing.result().metrics["loss:sum"], (update.result().metrics or {})["grad_norm:unclipped"]
+            saved = trainer.save_state(f"at-{step}").result().path if step % 10 == 9 else None
+            lines.write(json.dumps([step, told, saved]) + "\n")
+    client.close("success").result()
+
+
+def _learned(file: Path) -> list[tuple[int, list[float], str | None]]:
+    """Whole lines of a client."""
+    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+@pytest.mark.confirms
+def test_of_two_clients_one_is_killed_and_comes_back_and_both_curves_are_as_alone(served, tmp_path):
+    for seed in (11, 12):
+        _learn(served, seed, tmp_path / f"alone-{seed}")
+    killed = tmp_path / "killed"
+    killed.touch()
+    child = multiprocessing.get_context("spawn").Process(target=_learn, args=(served, 12, killed))
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(_learn, served, 11, tmp_path / "other")
+        child.start()
+        asyncio.run(eventually(lambda: len(_learned(killed)) > 26, "27 steps are done", 120))
+        child.kill()
+        child.join()
+        lines = _learned(killed)
+        assert len(lines) < _MANY_STEPS
+        step, _, state = next(line for line in reversed(lines) if line[2])
+        _learn(served, 12, tmp_path / "back", state, step + 1)
+        other.result()
+    alone = {seed: [line[:2] for line in _learned(tmp_path / f"alone-{seed}")] for seed in (11, 12)}
+    back = [line[:2] for line in _learned(tmp_path / "back")]
+    assert [line[:2] for line in _learned(tmp_path / "other")] == alone[11] and len(alone[11]) == _MANY_STEPS
+    assert [line[:2] for line in lines] == alone[12][: len(lines)] and back == alone[12][step + 1 :]
+    done = [(entry.model, entry.number) for entry in read_journal(served.run)]
+    assert len(done) == len(set(done)), "no request was answered twice"
 
 
 def test_a_loss_that_is_not_known_and_a_token_too_far_are_one_line_and_the_next_is_answered(served):

@@ -47,17 +47,31 @@ def use_certificates(folder: str, name: str, environment: MutableMapping[str, st
             f"{user} needs certificates, and {missing[0]} is not set: make them by `titan-rl host --make-certificates "
             f"FOLDER NAMES`, and give their folder"
         )
-    for path in paths.values():
-        if not os.access(path, os.R_OK):
-            raise ConfigError(f"{user}: {path} cannot be read: `titan-rl host --make-certificates` makes it")
-    if Path(paths["HYPERACTOR_TLS_KEY"]).stat().st_mode & 0o077:
-        raise ConfigError(f"{user}: {paths['HYPERACTOR_TLS_KEY']} can be read by other users: chmod 600 it")
+    _check_files(paths.values(), paths["HYPERACTOR_TLS_KEY"], user)
     is_new = any(environment.get(key) != path for key, path in paths.items())
     if is_new and environment is os.environ and is_loaded():
         raise ConfigError(
             f"{user}: Monarch is loaded already: set HYPERACTOR_TLS_CERT, _KEY and _CA before Python starts"
         )
     environment.update(paths)
+
+
+def _check_files(paths: Iterable[str], key: str, user: str) -> None:
+    """Errors: ConfigError for one that cannot be read, and for a key that others can read."""
+    for path in paths:
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"{user}: {path} cannot be read: `titan-rl host --make-certificates` makes it")
+    if Path(key).stat().st_mode & 0o077:
+        raise ConfigError(f"{user}: {key} can be read by other users: chmod 600 it")
+
+
+def server_certificate(folder: str, name: str, user: str) -> tuple[str, str]:
+    """Certificate and key of a server at that name, made where the folder has its authority's key. ``user``: who asks,
+    for messages. Errors: ConfigError."""
+    own = complete(folder, name)
+    certificate, key = str(Path(own, f"{name}.pem")), str(Path(own, f"{name}.key"))
+    _check_files((certificate, key), key, user)
+    return certificate, key
 
 
 def certify(hosts: HostsConfig) -> None:

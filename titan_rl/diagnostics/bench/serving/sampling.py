@@ -21,7 +21,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.data.storage.decoding import Decoding
 from titan_rl.data.types import Request
 from titan_rl.diagnostics.bench.harness import row
-from titan_rl.service.command import CHECKS, serving
+from titan_rl.service.command import CHECKS, Listener, serving
 from titan_rl.service.session import ServiceSession
 
 _REQUESTS, _PROMPT_TOKENS, _NEW_TOKENS, _ROUNDS = 64, 64, 128, 5
@@ -46,7 +46,7 @@ async def _measured(config: Any) -> list[dict[str, Any]]:
     try:
         await session.start()
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            async with serving(session, listener, _KEY):
+            async with serving(session, Listener(listener), _KEY):
                 address = f"http://127.0.0.1:{listener.getsockname()[1]}"
                 return await _rounds(session, address)
     finally:

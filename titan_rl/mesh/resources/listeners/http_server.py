@@ -1,4 +1,4 @@
-"""HTTP servers on loopback, which take connections of this user alone."""
+"""HTTP servers: on loopback, for this user alone, or elsewhere, over TLS."""
 
 import asyncio
 import socket
@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 LOOPBACK = "127.0.0.1"
+Certificate = tuple[str, str]
+"""Files of a certificate and of its key."""
 
 
-def listen(port: int) -> socket.socket:
-    """Listen on loopback. ``port``: 0 for any. Errors: ConfigError if the port is taken, or is none."""
+def listen(port: int, address: str = LOOPBACK) -> socket.socket:
+    """Listen. ``port``: 0 for any. Errors: ConfigError if the port is taken, or is none, or the address is not here."""
     try:
-        return socket.create_server((LOOPBACK, port))
-    except (OSError, OverflowError) as error:
+        [*_, (family, _, _, _, place)] = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        return socket.create_server(place[:2], family=family)
+    except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot listen at port {port}: {why}; give another --port, or leave it out") from None
+        where = f"port {port}" if address == LOOPBACK else f"port {port} of {address!r}"
+        raise ConfigError(f"cannot listen at {where}: {why}; give another --port, or leave it out") from None
 
 
 def without_redirects(app: "Starlette") -> "Starlette":
@@ -33,14 +37,19 @@ def without_redirects(app: "Starlette") -> "Starlette":
 class HttpServer:
     """Server of an ASGI application in this event loop, from when it is made until ``close``."""
 
-    def __init__(self, app: Callable, listener: socket.socket, grace_seconds: int) -> None:
-        """``grace_seconds``: for requests under way when it is closed."""
+    def __init__(
+        self, app: Callable, listener: socket.socket, grace_seconds: int, certificate: Certificate | None = None
+    ) -> None:
+        """``grace_seconds``: for requests under way when it is closed. ``certificate``: for TLS, by which
+        whoever reaches the listener is served."""
         import uvicorn  # with starlette a tenth of a second, which few runs need
         from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
         settings = uvicorn.Config(
             app,
-            http=reject_other_users(AutoHTTPProtocol),
+            http=AutoHTTPProtocol if certificate else reject_other_users(AutoHTTPProtocol),
+            ssl_certfile=certificate and certificate[0],
+            ssl_keyfile=certificate and certificate[1],
             log_config=None,
             access_log=False,
             lifespan="off",
