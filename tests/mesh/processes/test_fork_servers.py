@@ -117,6 +117,13 @@ def test_it_is_what_exec_would_have_made(server, tmp_path):
     assert len(forked["descriptors"]) == len(by_exec["descriptors"]) + 1, "the pipe alone is the server's"
 
 
+def test_where_cores_are_few_generators_import_ahead_alone(monkeypatch):
+    for cores, ahead in ((1, ["generator"]), (3, ["generator"]), (4, [*IMPORTS])):
+        monkeypatch.setattr(forking, "available_cores", lambda cores=cores: cores)
+        assert forking.imported_ahead(IMPORTS) == ahead
+        assert forking.imported_ahead(["trainer"]) == ["trainer"]
+
+
 def test_what_is_not_wanted_at_once_is_imported_when_it_is_first_asked_for(tmp_path):
     program = """if True:
         import socket, sys

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import count, takewhile
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from titan_rl.config.model_directory.config_checks import CLASSIFIER
 from titan_rl.config.model_directory.safetensors_files import ITEM_BYTES, StoredTensor
+
+if TYPE_CHECKING:  # commands that look at no weights begin sooner without it
+    import numpy as np
 
 SCANNED_BYTES = 2**30
 """So many bytes of weights are searched for NaN and infinities before anything starts: a second or two. Of a larger
 model it is the first part of every tensor; the trainer looks at all values while it loads them."""
 _CHUNK_BYTES = 2**24
-_EXPONENTS = {"F32": (np.uint32, 0x7F800000), "BF16": (np.uint16, 0x7F80), "F16": (np.uint16, 0x7C00)}
+_EXPONENTS = {"F32": ("uint32", 0x7F800000), "BF16": ("uint16", 0x7F80), "F16": ("uint16", 0x7C00)}
 """The bits that are all set in NaN and infinities, and in nothing else."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 VALUE_HEAD = "score.weight"
@@ -77,11 +79,15 @@ def _check_tied(tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def _differ(one: StoredTensor, other: StoredTensor) -> bool:
+    import numpy as np
+
     return any(not np.array_equal(a, b) for a, b in zip(_chunks(one), _chunks(other), strict=True))
 
 
-def _chunks(tensor: StoredTensor, most: int | None = None) -> Iterator[np.ndarray]:
+def _chunks(tensor: StoredTensor, most: int | None = None) -> "Iterator[np.ndarray]":
     """The tensor's bits as integers, piece by piece; at most the first ``most`` bytes."""
+    import numpy as np
+
     kind = np.dtype(_EXPONENTS[tensor.dtype][0])
     stop = tensor.stop if most is None else min(tensor.stop, tensor.start + most // kind.itemsize * kind.itemsize)
     for start in takewhile(lambda start: start < stop, count(tensor.start, _CHUNK_BYTES)):

@@ -25,6 +25,7 @@ from titan_rl.environments.rewards.llm_judge import key_variables
 from titan_rl.environments.rewards.signatures import check_reward
 from titan_rl.environments.rollout.suites import is_of_suite, make_all, tasks_of
 from titan_rl.environments.scoring.scoring_process import Answer, ScoringProcess, serve
+from titan_rl.mesh.resources.imports import collector_paused
 
 _MEMORY_BYTES = 4 << 30
 _MESSAGE_CHARACTERS = 500
@@ -127,8 +128,9 @@ def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
 def _load(task: TaskConfig, folders: Sequence[str], suites: Sequence[Mapping[str, Any]]) -> Answer:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    loaded = make_all(task, suites, folders)
-    loaded.prepare_scoring()
+    with collector_paused():
+        loaded = make_all(task, suites, folders)
+        loaded.prepare_scoring()
     return partial(_result, loaded)
 
 

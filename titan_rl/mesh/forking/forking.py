@@ -21,7 +21,7 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.forking import fork_client
 from titan_rl.mesh.processes.logs import log_file
 from titan_rl.mesh.processes.processes import MARK, new_mark
-from titan_rl.mesh.resources.cores import fork_environment
+from titan_rl.mesh.resources.cores import available_cores, fork_environment
 from titan_rl.mesh.resources.imports import IMPORTS
 from titan_rl.mesh.resources.scratch import make_scratch
 
@@ -147,6 +147,13 @@ def can_start_early(config: Config) -> bool:
     mesh = config.mesh
     is_free = FORK_SERVERS not in os.environ and can_fork_here()
     return mesh.fork_servers and is_free and (mesh.launcher == "local" or not mesh.worker_loops)
+
+
+def imported_ahead(kinds: Iterable[str]) -> list[str]:
+    """Kinds whose imports begin ahead of a run: where cores are few, the generators' alone, whose take longest."""
+    kinds = list(kinds)
+    has_cores = available_cores() > len(kinds)  # one is the controller's
+    return kinds if has_cores or "generator" not in kinds else ["generator"]
 
 
 def can_fork_here() -> bool:

@@ -4,8 +4,6 @@ Parameters keep Hugging Face's shapes and row order (separate q, k and v; half-r
 a parameter of the model under another name.
 """
 
-import titan_rl.models.lazy_compile  # noqa: F401  (before TorchTitan)
-
 # isort: split
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -12,9 +12,6 @@ Dimensions: T tokens of a row, D segments of a block, Q queries and K keys of a 
 N heads, H head size.
 """
 
-import titan_rl.models.lazy_compile  # noqa: F401  (before TorchTitan)
-
-# isort: split
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
