@@ -106,7 +106,7 @@ def _form_faults(row: Row, is_micro: bool) -> list[str]:
     if is_micro:
         holds |= {
             "2 to 4 lines": 2 <= num_lines <= 4,
-            "a short statement": len(row["problem_statement"]) <= 60,
+            "a short statement": len(row["problem_statement"]) <= 100,
             "a short command": len(row["solution"][0]) <= 30,
         }
     else:

@@ -564,6 +564,7 @@ def test_what_looks_like_a_path_is_not_asked_for_at_the_hub(tmp_path, monkeypatc
     assert "config.json" in refusal(path)
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_a_hub_that_cannot_be_reached_or_does_not_answer_is_given_up_soon(tmp_path, is_silent):
     with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts, and says nothing

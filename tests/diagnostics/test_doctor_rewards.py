@@ -151,6 +151,7 @@ def test_a_deadline_that_does_not_hold_is_named(folder, monkeypatch):
     assert wrong(found) == {"deadline"}, [finding.line() for finding in found.values()]
 
 
+@pytest.mark.waits
 def test_a_reward_that_takes_most_of_its_deadline_is_named(folder):
     found = findings(folder, task("slow") | {"verifier": {"score_timeout": 1.2}}, {"reward-signal", "deadline"})
     assert wrong(found) == {"deadline"} and "verifier.score_timeout = 1.2" in found["deadline"].evidence

@@ -28,6 +28,8 @@ from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.records.metrics import seat_metrics
 from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
 
+pytestmark = pytest.mark.waits
+
 ASKED = [dict(role="user", content="4,6=")]
 MODEL, TOOL, REPEATED = Provenance.MODEL, Provenance.TOOL, Provenance.REPEATED
 

@@ -18,6 +18,8 @@ from titan_rl.environments.rollout.demonstrations import demonstrate
 from titan_rl.environments.rollout.group import encode_prompt
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
+pytestmark = pytest.mark.waits
+
 TOKENIZER = character_tokenizer()
 
 

@@ -17,6 +17,8 @@ from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
 from titan_rl.environments.registry import make_task
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
+pytestmark = pytest.mark.waits
+
 TOKENIZER = character_tokenizer()
 OPTIONS = dict(prompt="Say a word. ", action={"word": "{answer}"}, observation="board", timeout=5.0)
 

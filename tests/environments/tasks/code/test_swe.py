@@ -1,14 +1,13 @@
 """Issues of repositories: what resolves them, what does not, and programs that ask the model for it."""
 
 import asyncio
-import importlib.util
 import json
 import tarfile
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 
 import pytest
 from boxes import need_boxes
+from swe_agents import mini_swe_agent
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
@@ -373,38 +372,17 @@ def test_a_program_in_the_workspace_asks_the_model_and_nobody_else(tmp_path):
     with_task(tmp_path, ROW, check, agent=agent)
 
 
-@pytest.mark.parametrize("knows", [True, False])
-def test_mini_swe_agent_as_it_is(tmp_path, knows):
-    """A policy that knows the fix, and one that edits the tests."""
-    edit = "echo > tests/test_total.py; echo 'def total(*x): return 5' > conftest.py"
-    commands = [FIX if knows else edit, "cat sums.py", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
+def test_mini_swe_agent_as_it_is(tmp_path):
+    """Of a policy that knows the fix. (That others earn nothing does not depend on who gives their commands.)"""
+    commands = [FIX, "cat sums.py", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
 
     async def check(task: SweTask, prompt: Prompt) -> None:
         said = (f"So:\n\n```mswea_bash_command\n{command}\n```" for command in commands)
         outcome, asked = await drive(task, prompt, lambda port: said)
-        assert outcome.reward == float(knows)
-        assert len(asked) == 3
-        assert ("sum(numbers)" in asked[2]) is knows
+        assert outcome.reward == 1.0
+        assert len(asked) == 3 and "sum(numbers)" in asked[2]
 
     with_task(tmp_path, ROW, check, agent=mini_swe_agent())
-
-
-def mini_swe_agent() -> dict:
-    """The one of this environment."""
-    packages = str(Path(importlib.util.find_spec("minisweagent").origin).parents[1])  # pyright: ignore
-    flags = "-y --exit-immediately --agent-class default --model-class litellm_textbased -m openai/policy"
-    settings = "-c mini_textbased.yaml -c model.cost_tracking=ignore_errors -o /tmp/trajectory.json"
-    return {
-        "command": f'python3 -m minisweagent.run.mini {flags} {settings} -t "$ISSUE"',
-        "shows": {"/agent": packages},
-        "environment": {
-            "PYTHONPATH": "/agent",
-            "MSWEA_CONFIGURED": "true",
-            "MSWEA_SILENT_STARTUP": "1",
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        },
-        "timeout": 120,
-    }
 
 
 def test_a_program_that_is_not_there_is_no_answer_of_the_models(tmp_path):

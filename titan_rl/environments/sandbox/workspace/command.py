@@ -74,8 +74,10 @@ class Workspace(Protocol):
         """Run a command to its end. Errors: SandboxFailed; ValueError for a line that no shell can be given."""
         ...
 
-    async def fork(self) -> "Workspace":
-        """A workspace that begins with all that is in this one. Errors: SandboxFailed."""
+    async def fork(self, port: int | None = None) -> "Workspace":
+        """A workspace that begins with all that is in this one. ``port``: at which it listens for the host.
+
+        Errors: SandboxFailed."""
         ...
 
     async def fork_folder(self) -> "Workspace":

@@ -89,12 +89,17 @@ def run_command(
     )
 
 
+def check_line(line: str) -> None:
+    """Errors: ValueError for a line that no shell can be given."""
+    if "\0" in line:
+        raise ValueError("a command has a NUL character")
+    if (size := len(line.encode(errors="surrogateescape"))) > MOST_COMMAND_BYTES:
+        raise ValueError(f"a command has {size} bytes, and {MOST_COMMAND_BYTES} are the most: write a file in parts")
+
+
 def _description(command: Command, arguments: list[str]) -> dict:
     """Errors: ValueError."""
-    if "\0" in command.line:
-        raise ValueError("a command has a NUL character")
-    if (size := len(command.line.encode(errors="surrogateescape"))) > MOST_COMMAND_BYTES:
-        raise ValueError(f"a command has {size} bytes, and {MOST_COMMAND_BYTES} are the most: write a file in parts")
+    check_line(command.line)
     return {
         "arguments": [*arguments, command.line],
         "environment": command.environment,

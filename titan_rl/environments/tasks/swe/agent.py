@@ -79,6 +79,7 @@ class ProgramAgent:
         """Run the program to its end, and evaluate. Errors: EnvironmentFailed; ConfigError."""
         try:
             workspace = await self._workspaces.open(_PORT)
+            assert isinstance(workspace, BoxWorkspace), "containers are refused beside an agent"
             try:
                 await self._run(workspace, model)
                 return Outcome(await self._workspaces.evaluate(workspace))

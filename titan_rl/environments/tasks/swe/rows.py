@@ -91,10 +91,7 @@ class SweRow:
         """Image of the repository. ``folders``: where a path is looked for. Errors: ConfigError."""
         image = self._image(folders)
         if image.folder == "/" and not self.checks.reward_file:
-            raise ConfigError(
-                f"the workspace {self.workspace!r} does not say where in it the repository is, which alone is judged: "
-                f"give the column 'folder', such as '/testbed'"
-            )
+            raise unknown_folder(self.workspace)
         return image
 
     def _image(self, folders: Sequence[str]) -> Image:
@@ -109,6 +106,14 @@ class SweRow:
             return image_of_folder(path)
         image = image_of_layout(path) if path.is_dir() else image_of_archive(path)
         return replace(image, folder=self.folder) if self.folder else image
+
+
+def unknown_folder(workspace: str) -> ConfigError:
+    """Error for a workspace whose repository may be anywhere."""
+    return ConfigError(
+        f"the workspace {workspace!r} does not say where in it the repository is, which alone is judged: give the "
+        f"column 'folder', such as '/testbed'"
+    )
 
 
 def read_row(place: str, columns: Mapping[str, Any]) -> SweRow:

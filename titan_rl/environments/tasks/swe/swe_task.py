@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Count, Seconds
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.rows.column_names import with_names
@@ -24,7 +24,8 @@ from titan_rl.environments.prompts.jsonl_task import FileOptions, RowsTask
 from titan_rl.environments.prompts.row_files import DataRow, Parse
 from titan_rl.environments.sandbox.program import SandboxFailed
 from titan_rl.environments.sandbox.workspace.command import Command, Workspace, WorkspaceLimits
-from titan_rl.environments.sandbox.workspace.server import BoxWorkspace, WorkspaceServer, check_workspaces
+from titan_rl.environments.sandbox.workspace.containers import ContainerEngine, ContainerOptions
+from titan_rl.environments.sandbox.workspace.server import WorkspaceServer, check_workspaces
 from titan_rl.environments.tasks.swe.agent import ProgramAgent, agent_options
 from titan_rl.environments.tasks.swe.environment import (
     BASH,
@@ -36,7 +37,14 @@ from titan_rl.environments.tasks.swe.environment import (
     written,
 )
 from titan_rl.environments.tasks.swe.evaluation import EvaluationSettings, resolution_reward
-from titan_rl.environments.tasks.swe.rows import SweRow, check_defaults, read_row, solution_of, with_defaults
+from titan_rl.environments.tasks.swe.rows import (
+    SweRow,
+    check_defaults,
+    read_row,
+    solution_of,
+    unknown_folder,
+    with_defaults,
+)
 from titan_rl.environments.tasks.swe.task_directories import read_file_or_tasks
 from titan_rl.environments.tasks.swe.workspaces import PreparedWorkspaces, Workspaces
 
@@ -71,6 +79,8 @@ class SweOptions(FileOptions):
     """Workspaces at once in a verifier process; other episodes wait for their turn."""
     session_timeout: Seconds = 120.0
     """Seconds that an episode waits for its turn; keep it well below verifier.episode_timeout."""
+    container: dict[str, Any] = field(default_factory=dict)
+    """podman's or docker's containers in the place of boxes (containers.py); ``workspace`` is then an image's name."""
     agent: dict[str, Any] = field(default_factory=dict)
     """A program that drives the model (agent.py); empty: the model gives the commands itself."""
 
@@ -96,7 +106,17 @@ class SweTask(RowsTask):
         self._agent = agent_options(self.options.agent)
         self._prepared = PreparedWorkspaces()
         self._workspaces: WorkspaceServer | None = None
-        check_workspaces()
+        self._containers = self._container_engine()
+        if self._containers is None:
+            check_workspaces()
+
+    def _container_engine(self) -> ContainerEngine | None:
+        """Errors: ConfigError."""
+        if not self.options.container:
+            return None
+        if self._agent is not None:
+            raise ConfigError("task.options.agent works in boxes, where it reaches the run: leave container out")
+        return ContainerEngine(build_section(ContainerOptions, self.options.container, "task.options.container"))
 
     # rows
 
@@ -107,6 +127,8 @@ class SweTask(RowsTask):
         columns = with_names(place, columns, self.options.columns, "task.options.columns")
         columns = with_defaults(place, columns, self.options.defaults)
         row = read_row(place, columns)
+        if row.files and self._containers is not None:
+            raise ConfigError(f"{place}: task.options.container needs 'workspace', an image's name, and not 'files'")
         instruction = self._instruction if self.options.instruction is None else self.options.instruction
         return DataRow(place, columns, f"{row.issue}\n\n{instruction}" if instruction else row.issue, None, None)
 
@@ -134,15 +156,25 @@ class SweTask(RowsTask):
         """Workspaces of a prompt's samples."""
         return Workspaces(partial(self._open, prompt), partial(self._evaluate, prompt))
 
-    async def _open(self, prompt: Prompt, port: int | None) -> BoxWorkspace:
+    async def _open(self, prompt: Prompt, port: int | None) -> Workspace:
         """Workspace of one sample: all of a prompt begin alike. Errors: SandboxFailed; ConfigError."""
         row = self.row_of(prompt)
         if row.setup:
             return await self._prepared.fork(prompt.id, partial(self._prepare, row), port)
+        return await self._begun(row, port)
+
+    async def _begun(self, row: SweRow, port: int | None = None) -> Workspace:
+        """Workspace of a row's repository, as the row has it. Errors: SandboxFailed; ConfigError."""
+        if self._containers is not None:
+            workspace = await self._containers.open(row.workspace, row.folder, self._limits)
+            if workspace.folder == "/" and not row.checks.reward_file:
+                await workspace.close()
+                raise unknown_folder(row.workspace)
+            return workspace
         return await self._server.open(await asyncio.to_thread(row.image, self.folders), self._limits, port)
 
-    async def _prepare(self, row: SweRow) -> BoxWorkspace:
-        workspace = await self._server.open(await asyncio.to_thread(row.image, self.folders), self._limits)
+    async def _prepare(self, row: SweRow) -> Workspace:
+        workspace = await self._begun(row)
         result = await workspace.run(Command(row.setup, seconds=_SETUP_SECONDS))
         if result.ending != "ok":
             await workspace.close()
@@ -173,6 +205,8 @@ class SweTask(RowsTask):
 
     async def close(self) -> None:
         self._prepared.cancel()
+        if self._containers is not None:
+            await self._containers.close()
         if self._workspaces is not None:
             await self._workspaces.close()
 

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from titan_rl.environments.sandbox.workspace.command import Workspace
-from titan_rl.environments.sandbox.workspace.server import BoxWorkspace
 
 _MOST_PREPARED = 8
 """That are kept while no sample is forked from them."""
@@ -16,7 +15,7 @@ _MOST_PREPARED = 8
 class Workspaces:
     """Workspaces of a prompt. Errors of both: SandboxFailed; ConfigError."""
 
-    open: Callable[[int | None], Awaitable[BoxWorkspace]]
+    open: Callable[[int | None], Awaitable[Workspace]]
     """Opens one; with a port, at which it listens for the host."""
     evaluate: Callable[[Workspace], Awaitable[float]]
     """Reward of what is in one."""
@@ -24,7 +23,7 @@ class Workspaces:
 
 @dataclass
 class _Prepared:
-    workspace: asyncio.Task[BoxWorkspace]
+    workspace: asyncio.Task[Workspace]
     num_waiting: int = 0
     """Samples that are to be forked from it now."""
 
@@ -35,7 +34,7 @@ class PreparedWorkspaces:
     def __init__(self) -> None:
         self._prepared: OrderedDict[str, _Prepared] = OrderedDict()
 
-    async def fork(self, prompt: str, prepare: Callable[[], Awaitable[BoxWorkspace]], port: int | None) -> BoxWorkspace:
+    async def fork(self, prompt: str, prepare: Callable[[], Awaitable[Workspace]], port: int | None) -> Workspace:
         """Fork of a prompt's workspace, which is prepared for the first of them.
 
         Errors: SandboxFailed, after which it is prepared again; what preparing raises."""

@@ -1,0 +1,179 @@
+"""Workspaces in podman's containers, where podman is installed."""
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from waiting import eventually
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.sandbox.workspace.command import Command, WorkspaceLimits
+from titan_rl.environments.sandbox.workspace.containers import ContainerEngine, ContainerOptions, ContainerWorkspace
+
+pytestmark = pytest.mark.waits
+IMAGE = "localhost/small:1"
+PROGRAMS = ("bash", "sh", "cat", "ls", "sed", "mkdir", "rm", "sleep", "seq", "touch", "grep")
+LIMITS = WorkspaceLimits(seconds=20, output=4096)
+ENGINE = """
+[engine]
+runtime = "{runtime}"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
+"""
+STORAGE = '[storage]\ndriver = "vfs"\ngraphroot = "{folder}/store"\nrunroot = "{folder}/run"\n'
+
+
+def lay_out(archive: Path) -> None:
+    """File system of some of this machine's programs, with a repository."""
+    files = {Path(shutil.which(name) or name).resolve() for name in PROGRAMS}
+    for program in list(files):
+        told = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
+        files |= {Path(word) for word in told.split() if word.startswith("/")}
+    with tarfile.open(archive, "w", dereference=True) as image:
+        for name in PROGRAMS:
+            image.add(Path(shutil.which(name) or name).resolve(), f"bin/{name}")
+        for file in files:
+            image.add(file, str(file).lstrip("/"))
+        with open(archive.with_suffix(".py"), "w") as repository:
+            repository.write("def total(numbers):\n    return sum(numbers[1:])\n")
+        image.add(archive.with_suffix(".py"), "testbed/sums.py")
+
+
+@pytest.fixture(scope="module")
+def engine_settings(tmp_path_factory) -> Iterator[None]:
+    if shutil.which("podman") is None:
+        pytest.skip("podman is not installed")
+    folder = tmp_path_factory.mktemp("podman")
+    with pytest.MonkeyPatch.context() as patch:
+        (folder / "engine").write_text(ENGINE.format(runtime=next(filter(shutil.which, ("runc", "crun")), "runc")))
+        (folder / "storage").write_text(STORAGE.format(folder=folder))
+        patch.setenv("CONTAINERS_CONF", str(folder / "engine"))
+        patch.setenv("CONTAINERS_STORAGE_CONF", str(folder / "storage"))
+        lay_out(folder / "image.tar")
+        podman("import", "--change=WORKDIR /testbed", str(folder / "image.tar"), IMAGE)
+        yield
+
+
+def podman(*arguments: str) -> str:
+    return subprocess.run(["podman", *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def with_workspace(check: Callable[[ContainerWorkspace], Awaitable[None]]) -> None:
+    async def run() -> None:
+        engine = ContainerEngine(ContainerOptions())
+        try:
+            await check(await engine.open(IMAGE, "", LIMITS))
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+    assert podman("ps", "-aq") == "" == podman("images", "-q", "--filter=label=titan_rl")
+
+
+async def output_of(workspace: ContainerWorkspace, line: str) -> str:
+    return (await workspace.run(Command(line))).output
+
+
+def test_commands_run_one_after_the_other(engine_settings):
+    async def check(workspace: ContainerWorkspace) -> None:
+        assert await output_of(workspace, "pwd; ls; echo 1 > made; (sleep 60 &) ") == "/testbed\nsums.py\n"
+        assert await output_of(workspace, "cat made; cat /proc/[0-9]*/comm | sed '/^sleep$/!d'") == "1\n"
+        command = Command('cat; echo "$A" >&2; exit 3', stdin=b"in\n", environment={"A": "b c"}, folder="/bin")
+        result = await workspace.run(command)
+        assert (result.ending, result.exit_code, result.output) == ("error", 3, "in\nb c\n")
+        assert (await workspace.run(Command("seq 9999"))).num_dropped > 0
+        assert await output_of(workspace, "ls /sys/class/net") == "lo\n"
+        late = await workspace.run(Command("sleep 60", seconds=1))
+        assert (late.ending, late.exit_code) == ("timeout", 137)
+        assert await output_of(workspace, "cat made") == "1\n"
+
+    with_workspace(check)
+
+
+def test_forks_begin_with_what_is_there_and_do_not_meet(engine_settings):
+    async def check(workspace: ContainerWorkspace) -> None:
+        await output_of(workspace, "echo 1 > made; echo 1 > /outside")
+        one, two = [await workspace.fork() for _ in range(2)]
+        await output_of(one, "echo 2 > made")
+        assert await output_of(two, "cat made /outside") == "1\n1\n"
+        await output_of(one, "rm /bin/cat; echo 'echo forged' > /bin/cat")
+        folder = await one.fork_folder()
+        assert await output_of(folder, "cat made sums.py /outside") != "forged\n"
+        assert (await output_of(folder, "cat made; ls")).splitlines() == ["2", "made", "sums.py"]
+        assert "1" in await output_of(folder, "cat /outside"), "as it was when the fork began"
+
+    with_workspace(check)
+
+
+def test_an_image_that_is_not_there_is_one_line(engine_settings):
+    async def check() -> None:
+        engine = ContainerEngine(ContainerOptions())
+        with pytest.raises(ConfigError, match="podman has no image 'localhost/other:1': pull or load it"):
+            await engine.open("localhost/other:1", "", LIMITS)
+        await engine.close()
+
+    asyncio.run(check())
+
+
+KILLED = f"""
+import asyncio, os, signal
+from titan_rl.environments.sandbox.workspace.command import WorkspaceLimits
+from titan_rl.environments.sandbox.workspace.containers import ContainerEngine, ContainerOptions
+async def main():
+    await ContainerEngine(ContainerOptions()).open("{IMAGE}", "", WorkspaceLimits())
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+def test_containers_end_with_the_process_that_began_them(engine_settings):
+    killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=60)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    asyncio.run(eventually(lambda: podman("ps", "-aq") == "", "it is gone", 20))
+
+
+def test_an_issue_is_resolved_in_a_container(engine_settings, tmp_path):
+    row = {"workspace": IMAGE, "FAIL_TO_PASS": ["sum(numbers)"], "test_command": "cat sums.py | grep -q"}
+    rows = [row | {"problem_statement": f"{number}"} for number in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"file": "rows.jsonl", "protocol": "line", "container": {"program": "podman"}}
+
+    async def check() -> None:
+        task = make_task(TaskConfig(name="swe", style="chat", options=options), [str(tmp_path)])
+        try:
+            prompt = task.prompt("train", 1, 0)
+            for command, reward in (("sed -i 's/numbers.1:./numbers/' sums.py", 1.0), ("echo forged > sums.py", 0.0)):
+                environment = task.environment(prompt)
+                await environment.step(command)
+                assert (await environment.step("submit")).reward == reward
+                await environment.close()
+        finally:
+            await task.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"program": "nerdctl"}, "podman"),
+        ({"program": "docker"}, "there is no docker here"),
+    ],
+)
+def test_options_are_checked(monkeypatch, tmp_path, options, message):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match=message):
+        make_task(
+            TaskConfig(name="swe", style="chat", options={"file": "x.jsonl", "container": options}), [str(tmp_path)]
+        )
