@@ -17,6 +17,7 @@ from titan_rl.algorithms.policy_gradient.grpo import GRPO
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Decoding, Layout, Prompt, Provenance, Sampling
+from titan_rl.environments.agents import endpoint
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.interfaces.agent import Outcome
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
@@ -610,3 +611,22 @@ def test_what_is_said_cannot_begin_a_turn_of_the_template():
     [rollout] = drive(is_told, tokenizer=tokenizer)[0].rollouts
     begins = (rollout.tokens == tokenizer.convert_tokens_to_ids("<|im_start|>")).sum()
     assert begins == (3 + 2) + 3  # a system's, a user's and the model's; a user's and the model's; and three again
+
+
+def test_a_request_that_does_not_end_is_refused(monkeypatch):
+    monkeypatch.setattr(endpoint, "_BODY_SECONDS", 0.2)
+
+    async def check() -> None:
+        server = Endpoint()
+        await server.start()
+        with server.open(lambda request: None) as model:  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=5)) as client:
+                await client.get(f"{model.base_url}/models")  # it listens
+            reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(model.base_url).port)
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {model.api_key}\r\n"
+            writer.write(f"{head}Content-Length: 9\r\n\r\n{{".encode())
+            assert b" 408 " in await asyncio.wait_for(reader.readline(), 10)
+            writer.close()
+        await server.close()
+
+    asyncio.run(check())

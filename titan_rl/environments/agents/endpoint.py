@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 16 << 20
 """Of a request."""
+_BODY_SECONDS = 60.0
+"""For all of a request to arrive."""
 _END_SECONDS = 2
 _SHOWN = 500
 """Characters of why a request is refused."""
@@ -117,13 +119,12 @@ class Endpoint:
 
 async def _body(request: "Request") -> dict[str, Any]:
     """Errors: Refused."""
-    if int(request.headers.get("content-length") or 0) > _MAX_BYTES:
-        raise Refused(f"a request has at most {_MAX_BYTES} bytes", status=413)
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > _MAX_BYTES:
-            raise Refused(f"a request has at most {_MAX_BYTES} bytes", status=413)
+    from titan_rl.mesh.resources.listeners import http_body
+
+    try:
+        data = await http_body.read_body(request, _MAX_BYTES, _BODY_SECONDS)
+    except http_body.Refused as refused:
+        raise Refused(str(refused), status=refused.status) from None
     try:
         body = read_json(data.decode())
     except ValueError as error:

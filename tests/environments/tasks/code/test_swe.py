@@ -281,11 +281,18 @@ def test_files_that_no_file_system_has_are_one_line(files):
 
 def test_an_archive_must_say_where_its_repository_is(tmp_path):
     with tarfile.open(tmp_path / "system.tar", "w") as archive:
-        archive.addfile(tarfile.TarInfo("empty"))
+        archive.addfile(tarfile.TarInfo("code/repository/empty"))
+        link = tarfile.TarInfo("testbed")
+        link.type, link.linkname = tarfile.SYMTYPE, "/code/repository"
+        archive.addfile(link)
     row = {key: value for key, value in ROW.items() if key != "files"} | {"workspace": "system.tar"}
     with pytest.raises(ConfigError, match="does not say where in it the repository is"):
         read_row("line 1", row).image([str(tmp_path)])
-    assert read_row("line 1", row | {"folder": "/testbed/"}).image([str(tmp_path)]).folder == "/testbed"
+    assert read_row("line 1", row | {"folder": "/code/"}).image([str(tmp_path)]).folder == "/code"
+    behind_link = read_row("line 1", row | {"folder": "/testbed"}).image([str(tmp_path)])
+    assert behind_link.folder == "/code/repository", "the folder itself is judged, and not what links to it"
+    with pytest.raises(ConfigError, match="folder '/other': it is not there"):
+        read_row("line 1", row | {"folder": "/other"}).image([str(tmp_path)])
     with pytest.raises(ConfigError, match="folder '/a:/b' is none"):
         read_row("line 1", row | {"folder": "/a:/b"})
 

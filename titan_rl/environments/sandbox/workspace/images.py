@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -273,6 +273,24 @@ def image_of_layout(folder: Path) -> Image:
         raise ConfigError(f"the OCI layout {str(folder)!r} has variables that are no text")
     environment = {name: value for name, _, value in (each.partition("=") for each in variables) if name}
     return Image(name, check_folder(config.get("WorkingDir") or "/"), uses_host_programs=False, environment=environment)
+
+
+def with_real_folder(image: Image) -> Image:
+    """Image whose folder is none by a link, in its own tree. Errors: ConfigError for one that is not there."""
+    tree = image_store() / image.digest
+    place = tree
+    try:
+        for part in PurePosixPath(image.folder).parts[1:]:
+            place = place / part
+            if place.is_symlink():
+                place = _inside(tree, place)
+        if not place.is_dir():
+            raise tarfile.TarError("it is not there")
+    except tarfile.TarError as error:
+        raise ConfigError(
+            f"the workspace's folder {image.folder!r}: {error}; give another in the column 'folder'"
+        ) from None
+    return replace(image, folder=f"/{place.relative_to(tree)}" if place != tree else "/")
 
 
 def check_folder(folder: object) -> str:

@@ -34,6 +34,7 @@ from titan_rl.environments.sandbox.workspace.images import (
     image_of_files,
     image_of_folder,
     image_of_layout,
+    with_real_folder,
 )
 
 When = Literal["FAIL_TO_PASS", "PASS_TO_PASS"]
@@ -92,7 +93,7 @@ class SweRow:
         image = self._image(folders)
         if image.folder == "/" and not self.checks.reward_file:
             raise unknown_folder(self.workspace)
-        return image
+        return image if image.uses_host_programs else with_real_folder(image)
 
     def _image(self, folders: Sequence[str]) -> Image:
         """Errors: ConfigError."""
