@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,13 @@ from waiting import eventually
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.environments.registry import make_task
-from titan_rl.environments.sandbox.workspace.command import Command, WorkspaceLimits
+from titan_rl.environments.sandbox.workspace.command import Command, WorkspaceLimits, WorkspaceSpoiled
 from titan_rl.environments.sandbox.workspace.containers import ContainerEngine, ContainerOptions, ContainerWorkspace
 
 pytestmark = pytest.mark.waits
 IMAGE = "localhost/small:1"
-PROGRAMS = ("bash", "sh", "cat", "ls", "sed", "mkdir", "rm", "sleep", "seq", "touch", "grep")
-LIMITS = WorkspaceLimits(seconds=20, output=4096)
+PROGRAMS = ("bash", "sh", "cat", "ls", "sed", "mkdir", "rm", "sleep", "seq", "touch", "grep", "head", "truncate")
+LIMITS = WorkspaceLimits(seconds=20, output=4096, disk=64 << 20)
 ENGINE = """
 [engine]
 runtime = "{runtime}"
@@ -78,7 +79,7 @@ def with_workspace(check: Callable[[ContainerWorkspace], Awaitable[None]]) -> No
             await engine.close()
 
     asyncio.run(run())
-    assert podman("ps", "-aq") == "" == podman("images", "-q", "--filter=label=titan_rl")
+    assert podman("ps", "-aq") == "" == podman("images", "-aq", "--filter=label=titan_rl")
 
 
 async def output_of(workspace: ContainerWorkspace, line: str) -> str:
@@ -117,13 +118,42 @@ def test_forks_begin_with_what_is_there_and_do_not_meet(engine_settings):
 
 
 def test_an_image_that_is_not_there_is_one_line(engine_settings):
-    async def check() -> None:
-        engine = ContainerEngine(ContainerOptions())
-        with pytest.raises(ConfigError, match="podman has no image 'localhost/other:1': pull or load it"):
-            await engine.open("localhost/other:1", "", LIMITS)
-        await engine.close()
+    engine = ContainerEngine(ContainerOptions())
+    engine.check_images([IMAGE])
+    with pytest.raises(ConfigError, match=r"podman lacks an image: .*localhost/other:1"):
+        engine.check_images([IMAGE, "localhost/other:1"])
+    for name in ("--privileged", "docker-archive:/etc/passwd", "dir:/etc", "a\0", "\ud800"):
+        with pytest.raises(ConfigError, match="is no name of an image"):
+            engine.check_images([name])
 
-    asyncio.run(check())
+
+def test_a_command_that_is_in_the_way_of_its_end_ends(engine_settings):
+    """Its pipes full, its processes exhausted, its watcher killed, its caller gone, its folder removed."""
+
+    async def check(workspace: ContainerWorkspace) -> None:
+        await workspace.run(Command("head -c 400000 /dev/zero > /proc/1/fd/2"))
+        await workspace.run(
+            Command("(exec >/dev/null 2>&1 </dev/null; while :; do echo >> /alive; sleep 0.1; done) & kill -9 $PPID")
+        )
+        begun = asyncio.ensure_future(workspace.run(Command("while :; do echo >> /alive; sleep 0.1; done")))
+        await asyncio.sleep(1)
+        begun.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await begun
+        await output_of(workspace, "rm -f /alive; sleep 0.5")
+        assert "No such file" in await output_of(workspace, "cat /alive")
+        bomb = Command("trap '' TERM; for i in $(seq 200); do sleep 99 & done; sleep 99", seconds=2)
+        other = await workspace.fork()
+        with suppress(WorkspaceSpoiled):  # where not even what ends it finds a process
+            assert (await other.run(bomb)).ending == "timeout"
+            assert await output_of(other, "echo on") == "on\n"
+        await output_of(workspace, "truncate -s 1G big || seq 99999999 > big")
+        with pytest.raises(WorkspaceSpoiled, match="is larger than"):
+            await workspace.fork_folder()
+        await output_of(workspace, "cd /; rm -rf /testbed")
+        assert await output_of(await workspace.fork_folder(), "pwd; ls") == "/testbed\n"
+
+    with_workspace(check)
 
 
 KILLED = f"""

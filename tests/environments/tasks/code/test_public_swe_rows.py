@@ -78,6 +78,7 @@ async def reward_of(task: SweTask, prompt: Prompt, *commands: str) -> float | No
     environment = task.environment(prompt)
     try:
         *_, last = [await environment.step(command) for command in (*commands, "submit")]
+        assert not last.messages
         return last.reward
     finally:
         await environment.close()
@@ -105,12 +106,45 @@ def swe_bench(folder: Path, **changes) -> dict:
 def test_rows_of_swe_bench_are_judged_by_the_tests_of_their_patch(tmp_path):
     """Whatever the agent has done to the files that the patch touches, and to git."""
     forged = "printf 'import unittest\\n' > tests/test_total.py; rm tests/one.py; echo 2 > tests/old.py; mkdir .git"
+    closed = "printf 'import unittest\\n' > tests/test_total.py; chmod 444 tests/*; chmod 555 tests"
+    linked = f"{closed}; mv tests t2; ln -s t2 tests"
+    deep = (
+        "rm tests/test_total.py; for i in $(seq 300); do mkdir -p tests/test_total.py/a; cd tests/test_total.py; done"
+    )
 
     async def check(task: SweTask, prompt: Prompt) -> None:
-        rewards = [await reward_of(task, prompt, *commands) for commands in ([FIX], [], [forged], [forged, FIX])]
-        assert rewards == [1.0, 0.0, 0.0, 1.0]
+        attacks = (
+            forged,
+            closed,
+            linked,
+            "chmod 555 tests",
+            deep,
+            "rm -rf tests; ln -s /usr tests",
+            "rm -rf /workspace",
+        )
+        assert [await reward_of(task, prompt, attack) for attack in attacks] == [0.0] * len(attacks)
+        assert [await reward_of(task, prompt, *before, FIX) for before in ([], [forged], [closed])] == [1.0] * 3
+        assert await reward_of(task, prompt, FIX, "echo 'raise OSError' > tests/one.py") == 1.0, "renamed: it is gone"
 
     with_task(tmp_path, check, **swe_bench(tmp_path))
+
+
+def test_a_file_of_the_patch_is_as_executable_as_it_says(tmp_path):
+    run = "diff --git a/run.sh b/run.sh\nnew file mode 100755\n--- /dev/null\n+++ b/run.sh\n@@ -0,0 +1 @@\n"
+    link = "diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc\n"
+
+    async def check(task: SweTask, prompt: Prompt) -> None:
+        assert await reward_of(task, prompt, FIX) == 1.0
+
+    options = swe_bench(tmp_path / "run", test_patch=f"{run}+python3 -c 'import sums; assert sums.total([5]) == 5' #\n")
+    options["defaults"]["test_command"] = "./run.sh"
+    with_task(tmp_path / "run", check, **options)
+
+    async def refuse(task: SweTask, prompt: Prompt) -> None:
+        with pytest.raises(EnvironmentFailed, match="makes the link l"):
+            await reward_of(task, prompt, FIX)
+
+    with_task(tmp_path / "link", refuse, **swe_bench(tmp_path / "link", test_patch=link))
 
 
 def test_names_too_long_for_one_line_are_run_in_parts(tmp_path):
@@ -139,7 +173,12 @@ def test_a_patch_that_does_not_fit_is_no_answer_of_the_models(tmp_path, patch):
     ("defaults", "message"),
     [
         ({"workspaces": "x"}, "did you mean 'workspace'"),
-        ({"workspace": "images/{instance}"}, "rows.jsonl line 1: .*'instance', which is no text"),
+        ({"workspace": "images/nowhere"}, "rows.jsonl line .*'images/nowhere' is not there"),
+        ({"workspace": "x" * 5000}, "is not there"),
+        ({"workspace": "images/{instance_id}", "reward_file": "/"}, "rows.jsonl line 1: .*paths of the tests' own"),
+        ({"workspace": "images/{instance_id}", "setup": "a\0"}, "rows.jsonl line 1: 'setup' has a NUL"),
+        ({"workspace": "images/{instance_id}", "test_command": "x" * 90_000}, "more bytes than a command"),
+        ({"workspace": "images/{instance}"}, "rows.jsonl line 1: the row has no text in the column 'instance'"),
         ({"workspace": "images/{instance_id}", "folder": "a,b"}, "rows.jsonl line 1: .*folder 'a,b'"),
     ],
 )
@@ -186,9 +225,28 @@ def test_directories_of_harbor_are_judged_by_what_their_tests_leave(tmp_path, le
     async def check(task: SweTask, prompt: Prompt) -> None:
         assert prompt.text.startswith("Mend total")
         assert await reward_of(task, prompt, *task.demonstration(prompt)[:-1]) == reward
-        assert await reward_of(task, prompt, forged) == 0.0
+        in_the_way = "chmod 555 /logs /tests /tests/x /logs/verifier"
+        attacks = (
+            forged,
+            f"{forged}; mkdir /tests/x; touch /tests/x/y; {in_the_way}",
+            "rm -rf /workspace /logs /tests",
+        )
+        assert [await reward_of(task, prompt, attack) for attack in attacks] == [0.0] * 3
+        fixed = (*task.demonstration(prompt)[:-1], attacks[1])
+        assert await reward_of(task, prompt, *fixed) == reward
 
     with_task(tmp_path, check, **harbor(tmp_path, SCORES.format(left)))
+
+
+def test_a_task_is_no_folder_of_tasks(tmp_path):
+    async def check(task: SweTask, prompt: Prompt) -> None: ...
+
+    options = harbor(tmp_path, "") | {"file": "tasks/sums-1"}
+    with pytest.raises(ConfigError, match="sums-1 is one task: give the folder"):
+        with_task(tmp_path, check, **options)
+    (tmp_path / "tasks" / "sums-1" / "task.toml").unlink()
+    with pytest.raises(ConfigError, match="sums-1/task.toml cannot be read"):
+        with_task(tmp_path, check, **options | {"file": "tasks"})
 
 
 def test_a_directory_without_its_tests_is_one_line(tmp_path):

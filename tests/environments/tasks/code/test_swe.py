@@ -291,6 +291,13 @@ def test_an_archive_must_say_where_its_repository_is(tmp_path):
     assert read_row("line 1", row | {"folder": "/code/"}).image([str(tmp_path)]).folder == "/code"
     behind_link = read_row("line 1", row | {"folder": "/testbed"}).image([str(tmp_path)])
     assert behind_link.folder == "/code/repository", "the folder itself is judged, and not what links to it"
+    with tarfile.open(tmp_path / "hostile.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("a:/w/empty"))
+        link = tarfile.TarInfo("t")
+        link.type, link.linkname = tarfile.SYMTYPE, "/a:/w"
+        archive.addfile(link)
+    with pytest.raises(ConfigError, match="folder '/a:/w' is none"):  # it would be two layers of a mount
+        read_row("line 1", row | {"workspace": "hostile.tar", "folder": "/t"}).image([str(tmp_path)])
     with pytest.raises(ConfigError, match="folder '/other': it is not there"):
         read_row("line 1", row | {"folder": "/other"}).image([str(tmp_path)])
     with pytest.raises(ConfigError, match="folder '/a:/b' is none"):

@@ -67,11 +67,22 @@ class CommandResult:
         return f"\n[{self.num_dropped} bytes are left out here]\n".join(part.decode(errors="replace") for part in parts)
 
 
+class WorkspaceSpoiled(RuntimeError):
+    """What commands have left cannot be judged: their doing, and no fault of the sandbox."""
+
+
 class Workspace(Protocol):
     """File system with a shell, for one caller at a time."""
 
+    @property
+    def folder(self) -> str:
+        """In which commands run by default."""
+        ...
+
     async def run(self, command: Command) -> CommandResult:
-        """Run a command to its end. Errors: SandboxFailed; ValueError for a line that no shell can be given."""
+        """Run a command to its end.
+
+        Errors: SandboxFailed; ValueError for a line that no shell can be given; WorkspaceSpoiled."""
         ...
 
     async def fork(self, port: int | None = None) -> "Workspace":
@@ -83,7 +94,7 @@ class Workspace(Protocol):
     async def fork_folder(self) -> "Workspace":
         """A workspace that begins as this one did, but for the folder in which commands run.
 
-        This one takes no command any more. Errors: SandboxFailed."""
+        This one takes no command any more. Errors: SandboxFailed; WorkspaceSpoiled."""
         ...
 
     async def close(self) -> None:

@@ -286,11 +286,11 @@ def with_real_folder(image: Image) -> Image:
                 place = _inside(tree, place)
         if not place.is_dir():
             raise tarfile.TarError("it is not there")
-    except tarfile.TarError as error:
+    except (tarfile.TarError, OSError) as error:
         raise ConfigError(
             f"the workspace's folder {image.folder!r}: {error}; give another in the column 'folder'"
         ) from None
-    return replace(image, folder=f"/{place.relative_to(tree)}" if place != tree else "/")
+    return replace(image, folder=check_folder(f"/{place.relative_to(tree)}" if place != tree else "/"))
 
 
 def check_folder(folder: object) -> str:

@@ -196,6 +196,10 @@ class BoxWorkspace:
         self._lock = threading.Lock()
         self._is_closed = self._is_over = False
 
+    @property
+    def folder(self) -> str:
+        return self.image.folder
+
     async def run(self, command: Command) -> CommandResult:
         """Run a command to its end. Errors: SandboxFailed, by whose fault the workspace is closed; ValueError."""
         return await self._server.do(partial(self._run, command))

@@ -18,7 +18,7 @@ from titan_rl.environments.conversation.tools import ToolEnvironment
 from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.interfaces.tool import Tool
 from titan_rl.environments.sandbox.program import SandboxFailed
-from titan_rl.environments.sandbox.workspace.command import Command, CommandResult, Workspace
+from titan_rl.environments.sandbox.workspace.command import Command, CommandResult, Workspace, WorkspaceSpoiled
 from titan_rl.environments.tasks.swe.workspaces import Workspaces
 
 Protocol = Literal["block", "tool", "line"]
@@ -84,6 +84,8 @@ class CommandEnvironment(OneAnswer):
         """Errors: EnvironmentFailed."""
         try:
             return await self._step(answer)
+        except WorkspaceSpoiled:
+            return Reply(reward=0.0)
         except SandboxFailed as error:
             raise EnvironmentFailed(f"the workspace: {error}") from error
 

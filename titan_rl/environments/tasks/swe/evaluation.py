@@ -13,6 +13,7 @@ suites of tests that are judged by their own report; rows whose reward must not 
 
 import json
 import math
+import re
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -23,12 +24,13 @@ from typing import Literal
 from titan_rl.config.load import ConfigError
 from titan_rl.environments.sandbox.program import SandboxFailed
 from titan_rl.environments.sandbox.values import same
-from titan_rl.environments.sandbox.workspace.command import Command, CommandResult, Workspace
+from titan_rl.environments.sandbox.workspace.command import Command, CommandResult, Workspace, WorkspaceSpoiled
 from titan_rl.environments.sandbox.workspace.images import check_path
 from titan_rl.environments.tasks.swe.rows import WHEN, CallCheck, Checks, When
 
 _MOST_BYTES = 16 << 20
 """Of a test file."""
+_RENAMED = re.compile(r"^rename from (.+)$", re.MULTILINE)
 _MOST_NAMES = 60_000
 """Bytes of the names of tests in one line."""
 _DRIVER = """
@@ -59,76 +61,98 @@ class EvaluationSettings:
     """``each``: the share of what must turn green, if nothing else is lost."""
 
 
+@dataclass(frozen=True)
+class _TestFile:
+    """Test file as it is laid into a workspace; without content it is deleted."""
+
+    content: bytes | None
+    is_executable: bool = False
+
+
 async def resolution_reward(
     workspace: Workspace, begin: Callable[[], Awaitable[Workspace]], checks: Checks, settings: EvaluationSettings
 ) -> float:
-    """Reward of what an agent left in a workspace, which takes no command any more. ``begin``: opens one as it was
-    before the agent. Errors: SandboxFailed."""
-    test_files: Mapping[str, bytes | None] = checks.test_files
+    """Reward of what an agent left in a workspace, which takes no command any more; 0 for what takes no tests.
+
+    ``begin``: opens one as it was before the agent. Errors: SandboxFailed."""
+    test_files = {path: _TestFile(content, content.startswith(b"#!")) for path, content in checks.test_files.items()}
     if checks.test_patch:
-        test_files = {**test_files, **await _patched(begin, checks.test_patch)}
-    evaluated = await (workspace.fork() if checks.reward_file else workspace.fork_folder())
+        test_files |= await _patched(begin, checks.test_patch)
     try:
-        if checks.test_folder:
-            await _run(
-                evaluated, f"rm -rf {shlex.quote(checks.test_folder)}", "the folder of tests could not be emptied"
-            )
-        for path, content in test_files.items():
-            await _write(evaluated, f"{checks.test_folder or '.'}/{path}", content)
-        if checks.reward_file:
-            return await _written_reward(evaluated, checks, settings.seconds)
-        shares = await _shares(evaluated, checks, settings.seconds)
-    finally:
-        await evaluated.close()
+        evaluated = await (workspace.fork() if checks.reward_file else workspace.fork_folder())
+        try:
+            await _lay(evaluated, checks.test_folder, test_files)
+            if checks.reward_file:
+                return await _written_reward(evaluated, checks, settings.seconds)
+            shares = await _shares(evaluated, checks, settings.seconds)
+        finally:
+            await evaluated.close()
+    except WorkspaceSpoiled:
+        return 0.0
     if shares["PASS_TO_PASS"] < 1.0:
         return 0.0
     green = shares["FAIL_TO_PASS"]
     return green if settings.credit == "each" else float(green == 1.0)
 
 
-async def _patched(begin: Callable[[], Awaitable[Workspace]], patch: str) -> dict[str, bytes | None]:
-    """Files that a patch touches, as it leaves them in a repository that no agent has seen. None: it deletes it.
+# test files
 
-    Errors: SandboxFailed."""
+
+async def _patched(begin: Callable[[], Awaitable[Workspace]], patch: str) -> dict[str, _TestFile]:
+    """Files that a patch touches, as it leaves them in a repository that no agent has seen. Errors: SandboxFailed."""
     workspace = await begin()
-    stdin, files = patch.encode(errors="surrogateescape"), {}
+    stdin, why = patch.encode(), "the row's test_patch does not fit its repository"
     try:
-        why = "the row's test_patch does not fit its repository"
         listed = await _run(workspace, "git apply --numstat -z -", why, stdin)
         await _run(workspace, "git apply --whitespace=nowarn -", why, stdin)
-        for path in _paths_of(listed.raw_output):
-            quoted = shlex.quote(f"./{path}")
-            if (await workspace.run(Command(f"test -f {quoted}"))).ending == "ok":
-                content = await _run(
-                    workspace, f"cat {quoted}", f"the test file {path} cannot be read", output=_MOST_BYTES
-                )
-                files[path] = content.raw_output
-            else:
-                files[path] = None
+        names = [line.split(b"\t", 2)[2] for line in listed.raw_output.split(b"\0") if line.count(b"\t") >= 2]
+        paths = [name.decode(errors="surrogateescape") for name in names] + _RENAMED.findall(patch)
+        return {path: await _file_at(workspace, path) for path in paths}
     finally:
         await workspace.close()
-    return files
 
 
-def _paths_of(listed: bytes) -> list[str]:
-    """Paths of ``git apply --numstat -z``, old and new ones where they differ. Errors: SandboxFailed."""
-    fields = [field.rpartition(b"\t")[2] for field in listed.split(b"\0")]
-    paths = [field.decode(errors="surrogateescape") for field in fields if field]
+async def _file_at(workspace: Workspace, path: str) -> _TestFile:
+    """Errors: SandboxFailed."""
     try:
-        for path in paths:
-            check_path(path)
+        check_path(path)
     except ConfigError as error:
         raise SandboxFailed(f"the row's test_patch: {error}") from None
-    return paths
+    place = shlex.quote(f"./{path}")
+    line = (
+        f"if test -L {place}; then echo link; elif test -x {place}; then echo run; elif test -f {place}; then echo file"
+    )
+    told = await _run(workspace, f"{line}; fi; cat {place} 2>/dev/null || true", path, output=_MOST_BYTES)
+    kind, _, content = told.raw_output.partition(b"\n")
+    if kind == b"link":
+        raise SandboxFailed(f"the row's test_patch makes the link {path}, which is not laid: give its target instead")
+    return _TestFile(content if kind else None, kind == b"run")
 
 
-async def _write(workspace: Workspace, path: str, content: bytes | None) -> None:
-    """Errors: SandboxFailed. (A link that the agent has laid there is taken away, and so is a folder.)"""
-    place, parent = shlex.quote(path), shlex.quote(str(PurePosixPath(path).parent))
-    line = f"rm -rf {place}" if content is None else f"rm -rf {place} && mkdir -p {parent} && cat > {place}"
-    result = await workspace.run(Command(line, stdin=content or b""))
-    if result.ending == "timeout":
-        raise SandboxFailed(f"the test file {path} could not be written: {result.output.strip()[:200]}")
+async def _lay(workspace: Workspace, folder: str, files: Mapping[str, _TestFile]) -> None:
+    """Lay files into a folder, the repository's by default; one of their own begins empty.
+
+    What the agent has in their places is taken away, whatever it is. Errors: WorkspaceSpoiled."""
+    if folder:
+        place = shlex.quote(folder)
+        await _prepare(workspace, f"rm -rf {place} || {{ chmod -R u+rwx {place}; rm -rf {place}; }}")
+    for path, file in files.items():
+        parts = PurePosixPath(folder or ".", path)
+        above = [shlex.quote(f"./{each}" if not folder else str(each)) for each in reversed(parts.parents)]
+        place, parent = shlex.quote(f"./{parts}" if not folder else str(parts)), above[-1]
+        line = f"chmod u+rwx {' '.join(above)} 2>/dev/null"
+        line += f"; rm -rf {place} || {{ chmod -R u+rwx {place}; rm -rf {place}; }}"
+        if file.content is not None:
+            line = f"{{ {line}; }} && mkdir -p {parent} && cat > {place}"
+            line += f" && chmod {'755' if file.is_executable else '644'} {place}"
+        await _prepare(workspace, line, file.content or b"", "" if not folder else "/")
+
+
+async def _prepare(workspace: Workspace, line: str, stdin: bytes = b"", folder: str = "/") -> None:
+    """Run what only the agent's changes can make fail. Errors: WorkspaceSpoiled."""
+    result = await workspace.run(Command(line, stdin=stdin, folder=folder))
+    if result.ending != "ok":
+        raise WorkspaceSpoiled(result.output.strip()[-200:])
 
 
 async def _run(
@@ -141,19 +165,21 @@ async def _run(
     return result
 
 
+# checks
+
+
 async def _written_reward(workspace: Workspace, checks: Checks, seconds: float) -> float:
-    """Number from 0 to 1 that the tests leave; 0 where they leave none.
+    """Number from 0 to 1 that the tests leave; 0 where they leave none. Errors: WorkspaceSpoiled.
 
     Source: the verifier of Harbor's tasks, which leaves reward.txt, or reward.json."""
     file = PurePosixPath(checks.reward_file)
-    places = [shlex.quote(str(place)) for place in (file, file.with_suffix(".json"))]
-    await _run(
-        workspace,
-        f"rm -rf {' '.join(places)} && mkdir -p {shlex.quote(str(file.parent))}",
-        "there is no place for the reward",
+    parent, *places = (shlex.quote(str(place)) for place in (file.parent, file, file.with_suffix(".json")))
+    emptied = f"rm -rf {' '.join(places)}"
+    await _prepare(workspace, f"{emptied} || {{ chmod -R u+rwx {parent}; {emptied}; }} && mkdir -p {parent}")
+    await workspace.run(
+        Command(f"cd {shlex.quote(workspace.folder)} && {checks.test_command}", folder="/", seconds=seconds)
     )
-    await workspace.run(Command(checks.test_command, seconds=seconds))
-    left = await workspace.run(Command(f"cat {places[0]} 2>/dev/null || cat {places[1]}"))
+    left = await workspace.run(Command(f"cat {places[0]} 2>/dev/null || cat {places[1]}", folder="/"))
     return _reward_in(left.raw_output) if left.ending == "ok" else 0.0
 
 
@@ -196,7 +222,7 @@ def _parts(names: Sequence[str]) -> Iterator[list[str]]:
         size += len(name.encode(errors="surrogateescape")) + 1
         if part and size > _MOST_NAMES:
             yield part
-            part, size = [], len(name) + 1
+            part, size = [], len(name.encode(errors="surrogateescape")) + 1
         part.append(name)
     yield part
 
@@ -206,7 +232,7 @@ async def _run_calls(workspace: Workspace, calls: Sequence[CallCheck], seconds: 
         return []
     asked = json.dumps([(call.function, call.arguments) for call in calls]).encode()
     line = f"python3 -I -B -c {shlex.quote(_DRIVER)}"
-    result = await workspace.run(Command(line, stdin=asked, seconds=seconds))
+    result = await workspace.run(Command(line, stdin=asked, seconds=seconds, output=_MOST_BYTES))
     return [_is_right(value, call) for value, call in zip(_values(result.raw_output, len(calls)), calls, strict=True)]
 
 

@@ -20,12 +20,14 @@ Names of tests and calls may be JSON in a text, as public sets have them.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from titan_rl.config.load import ConfigError, nearest
-from titan_rl.data.rows.row_fields import shown, text
+from titan_rl.data.rows.row_fields import encodable, shown, text
+from titan_rl.environments.sandbox.workspace.command import MOST_COMMAND_BYTES
 from titan_rl.environments.sandbox.workspace.images import (
     Image,
     check_folder,
@@ -41,7 +43,9 @@ When = Literal["FAIL_TO_PASS", "PASS_TO_PASS"]
 WHEN: tuple[When, ...] = ("FAIL_TO_PASS", "PASS_TO_PASS")
 TEST_COMMAND = "python3 -m unittest"
 _MOST_TESTS = 10_000
+_LONGEST_NAME = 2000
 _OPTIONAL = ("test_command", "setup", "test_patch", "folder", "test_folder", "reward_file")
+_COMMANDS = ("test_command", "setup")
 DEFAULTS = ("workspace", *_OPTIONAL)
 """Columns that ``task.options.defaults`` may give."""
 
@@ -95,14 +99,20 @@ class SweRow:
             raise unknown_folder(self.workspace)
         return image if image.uses_host_programs else with_real_folder(image)
 
+    def path(self, folders: Sequence[str]) -> Path:
+        """Path of the workspace. Errors: ConfigError for one that is not there."""
+        check_path(self.workspace)
+        with suppress(OSError):  # a name that is too long
+            for folder in folders:
+                if (path := Path(folder) / self.workspace).exists():
+                    return path
+        raise ConfigError(f"the workspace {self.workspace!r:.200} is not there: looked in {', '.join(folders)}")
+
     def _image(self, folders: Sequence[str]) -> Image:
         """Errors: ConfigError."""
         if self.files:
             return image_of_files(self.files)
-        check_path(self.workspace)
-        path = next((path for folder in folders if (path := Path(folder) / self.workspace).exists()), None)
-        if path is None:
-            raise ConfigError(f"the workspace {self.workspace!r} is not there: looked in {', '.join(folders)}")
+        path = self.path(folders)
         if path.is_dir() and not (path / "index.json").is_file():
             return image_of_folder(path)
         image = image_of_layout(path) if path.is_dir() else image_of_archive(path)
@@ -127,6 +137,8 @@ def read_row(place: str, columns: Mapping[str, Any]) -> SweRow:
     tests: dict[When, list[str]] = {when: _names(place, when, columns.get(when)) for when in WHEN}
     command, setup, patch, *places = (_optional(place, name, columns) for name in _OPTIONAL)
     folder, test_folder, reward_file = (_folder(place, each) for each in places)
+    if "/" in (test_folder, reward_file) or test_folder.split("/")[1:2] in (["proc"], ["dev"], ["sys"]):
+        raise ConfigError(f"{place}: 'test_folder' and 'reward_file' are paths of the tests' own, such as /tests")
     test_files, calls = _files(place, "test_files", columns.get("test_files")), _calls(place, columns)
     checks = Checks(tests, command or TEST_COMMAND, test_files, calls, patch, test_folder, reward_file)
     if not checks.has_any:
@@ -144,7 +156,7 @@ def with_defaults(place: str, columns: dict[str, Any], defaults: Mapping[str, st
         value = columns.get(match[1])
         if not isinstance(value, str) or not value:
             raise ConfigError(
-                f"{place}: task.options.defaults.workspace names the column {match[1]!r}, which is no text"
+                f"{place}: the row has no text in the column {match[1]!r} of task.options.defaults.workspace"
             )
         return value
 
@@ -176,7 +188,9 @@ def _optional(place: str, name: str, columns: Mapping[str, Any]) -> str:
     value = columns.get(name) or ""
     if not isinstance(value, str):
         raise ConfigError(f"{place}: {name!r} is {shown(value)}: give text, or leave it out")
-    return value
+    if name in _COMMANDS and ("\0" in value or len(value.encode(errors="replace")) > MOST_COMMAND_BYTES // 3):
+        raise ConfigError(f"{place}: {name!r} has a NUL, or more bytes than a command can have")
+    return encodable(place, name, value)
 
 
 def solution_of(place: str, columns: Mapping[str, Any]) -> list[str]:
@@ -204,7 +218,10 @@ def _files(place: str, name: str, value: Any) -> dict[str, bytes]:
             check_path(path)
         except ConfigError as error:
             raise ConfigError(f"{place}: {name!r}: {error}") from None
-    return {path: content.encode(errors="surrogateescape") for path, content in value.items()}
+    try:
+        return {path: content.encode(errors="surrogateescape") for path, content in value.items()}
+    except UnicodeEncodeError:
+        raise ConfigError(f"{place}: {name!r} holds half a character (a lone surrogate)") from None
 
 
 def _names(place: str, name: str, value: Any) -> list[str]:
@@ -212,6 +229,8 @@ def _names(place: str, name: str, value: Any) -> list[str]:
     value = _json(place, name, value or [])
     if not isinstance(value, list) or len(value) > _MOST_TESTS or not all(isinstance(each, str) for each in value):
         raise ConfigError(f"{place}: {name!r} must be a list of at most {_MOST_TESTS} names of tests")
+    if wrong := next((each for each in value if len(encodable(place, name, each)) > _LONGEST_NAME), None):
+        raise ConfigError(f"{place}: {name!r}: {wrong!r:.60}... is longer than a name of a test is")
     if wrong := next((each for each in value if each.startswith("-") or "\0" in each), None):
         raise ConfigError(f"{place}: {name!r}: {wrong!r:.60} is no name of a test: it would be taken for an option")
     return value

@@ -23,7 +23,7 @@ from titan_rl.environments.interfaces.agent import Agent
 from titan_rl.environments.prompts.jsonl_task import FileOptions, RowsTask
 from titan_rl.environments.prompts.row_files import DataRow, Parse
 from titan_rl.environments.sandbox.program import SandboxFailed
-from titan_rl.environments.sandbox.workspace.command import Command, Workspace, WorkspaceLimits
+from titan_rl.environments.sandbox.workspace.command import Command, Workspace, WorkspaceLimits, WorkspaceSpoiled
 from titan_rl.environments.sandbox.workspace.containers import ContainerEngine, ContainerOptions
 from titan_rl.environments.sandbox.workspace.server import WorkspaceServer, check_workspaces
 from titan_rl.environments.tasks.swe.agent import ProgramAgent, agent_options
@@ -136,6 +136,19 @@ class SweTask(RowsTask):
     def _instruction(self) -> str:
         return "" if self.style == "compact" or self._agent else INSTRUCTIONS[self.options.protocol]
 
+    def _check_rows(self, rows: Sequence[DataRow]) -> None:
+        super()._check_rows(rows)
+        workspaces = {row.columns.get("workspace") or "": row for row in rows}
+        workspaces.pop("", None)
+        if self._containers is not None:
+            self._containers.check_images(workspaces)
+            return
+        for row in workspaces.values():
+            try:
+                read_row(row.place, row.columns).path(self.folders)
+            except ConfigError as error:
+                raise ConfigError(f"{row.place}: {error}") from None
+
     def _check(self, row: DataRow) -> None:
         self._check_style(row)
 
@@ -175,7 +188,10 @@ class SweTask(RowsTask):
 
     async def _prepare(self, row: SweRow) -> Workspace:
         workspace = await self._begun(row)
-        result = await workspace.run(Command(row.setup, seconds=_SETUP_SECONDS))
+        try:
+            result = await workspace.run(Command(row.setup, seconds=_SETUP_SECONDS))
+        except WorkspaceSpoiled as error:
+            raise SandboxFailed(f"setup: {error}") from error
         if result.ending != "ok":
             await workspace.close()
             raise SandboxFailed(f"setup ended with {result.exit_code}: {result.output.strip()[-300:]}")

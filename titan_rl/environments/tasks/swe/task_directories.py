@@ -26,8 +26,10 @@ _MOST_FILES = 1000
 
 def read_file_or_tasks(path: Path, name: str) -> Iterator[RawRow]:
     """Rows of a data file, or of a folder of task directories. Errors: ConfigError; OSError."""
-    directories = sorted(file.parent for file in path.glob("*/task.toml")) if path.is_dir() else []
-    if not directories:
+    if (path / "task.toml").is_file():
+        raise ConfigError(f"{path} is one task: give the folder that its directory is in")
+    directories = sorted({file.parent for form in ("task.toml", "instruction.md") for file in path.glob(f"*/{form}")})
+    if not path.is_dir() or not directories:
         return read_raw_rows(path, name)
     return ((f"{name}/{directory.name}", _columns(directory)) for directory in directories)
 
