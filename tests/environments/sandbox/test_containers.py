@@ -17,6 +17,7 @@ from waiting import eventually
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.environments.registry import make_task
+from titan_rl.environments.sandbox.program import SandboxFailed
 from titan_rl.environments.sandbox.workspace.command import Command, WorkspaceLimits, WorkspaceSpoiled
 from titan_rl.environments.sandbox.workspace.containers import ContainerEngine, ContainerOptions, ContainerWorkspace
 
@@ -135,11 +136,6 @@ def test_a_command_that_is_in_the_way_of_its_end_ends(engine_settings):
         await workspace.run(
             Command("(exec >/dev/null 2>&1 </dev/null; while :; do echo >> /alive; sleep 0.1; done) & kill -9 $PPID")
         )
-        begun = asyncio.ensure_future(workspace.run(Command("while :; do echo >> /alive; sleep 0.1; done")))
-        await asyncio.sleep(1)
-        begun.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await begun
         await output_of(workspace, "rm -f /alive; sleep 0.5")
         assert "No such file" in await output_of(workspace, "cat /alive")
         bomb = Command("trap '' TERM; for i in $(seq 200); do sleep 99 & done; sleep 99", seconds=2)
@@ -147,6 +143,14 @@ def test_a_command_that_is_in_the_way_of_its_end_ends(engine_settings):
         with suppress(WorkspaceSpoiled):  # where not even what ends it finds a process
             assert (await other.run(bomb)).ending == "timeout"
             assert await output_of(other, "echo on") == "on\n"
+        cancelled = await workspace.fork()
+        begun = asyncio.ensure_future(cancelled.run(Command("sleep 60")))
+        await asyncio.sleep(0.1)
+        begun.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await begun
+        with pytest.raises(SandboxFailed, match="was closed"):
+            await cancelled.run(Command("true"))
         await output_of(workspace, "truncate -s 1G big || seq 99999999 > big")
         with pytest.raises(WorkspaceSpoiled, match="is larger than"):
             await workspace.fork_folder()

@@ -224,15 +224,15 @@ class ContainerWorkspace:
         if not self.folder:
             self.folder = await self._engine.ask("inspect", "--format={{.Config.WorkingDir}}", self.name) or "/"
         try:
-            await self._engine.ask("exec", self.name, self._shell, "-c", 'test -d "$0"', self.folder)
+            await self._engine.ask("exec", "--workdir=/", self.name, self._shell, "-c", 'test -d "$0"', self.folder)
         except SandboxFailed as error:
             raise ConfigError(
                 f"the image {self._image!r} has no folder {self.folder!r}, or no shell: {error}"
             ) from None
 
     async def run(self, command: Command) -> CommandResult:
-        """Run a command to its end. Errors: WorkspaceSpoiled where it left no room for others; SandboxFailed;
-        ValueError for a line that no shell can be given."""
+        """Run a command to its end; the workspace ends with one that is cancelled. Errors: WorkspaceSpoiled where it
+        left no room for others; SandboxFailed; ValueError for a line that no shell can be given."""
         check_line(command.line)
         if self._is_closed:
             raise SandboxFailed("the workspace was closed")
@@ -250,8 +250,8 @@ class ContainerWorkspace:
                     code = await process.wait()
         except TimeoutError:
             is_late = True
-        except BaseException:
-            await asyncio.shield(self._end_commands())
+        except BaseException:  # it may be beginning still
+            await self.close()
             raise
         if code == _KILLED:
             await self._end_commands()
@@ -263,14 +263,15 @@ class ContainerWorkspace:
     async def _end_commands(self) -> None:
         """End what runs in it, which had no time to do that itself. Errors: as ``_close_if_broken``."""
         try:
-            await self._engine.ask("exec", self.name, "sh", "-c", "kill -9 -1", seconds=_END_SECONDS)
+            twice = "kill -9 -1; sleep 0.3; kill -9 -1"  # it may have been beginning still
+            await self._engine.ask("exec", "--workdir=/", self.name, self._shell, "-c", twice, seconds=_END_SECONDS)
         except SandboxFailed:
             await self._close_if_broken()
 
     async def _close_if_broken(self) -> None:
         """Close it if no command runs in it any more. Errors: WorkspaceSpoiled; SandboxFailed of the engine."""
         try:
-            await self._engine.ask("exec", self.name, self._shell, "-c", ":", seconds=_END_SECONDS)
+            await self._engine.ask("exec", "--workdir=/", self.name, self._shell, "-c", ":", seconds=_END_SECONDS)
         except SandboxFailed:
             await self.close()
             await self._engine.ask("info")

@@ -76,6 +76,35 @@ def _end(family: int, own: tuple, peer: tuple) -> tuple[int, int, int] | None:
     return body[_STATE_AT], *_OWNER.unpack_from(body, _OWNER_AT)
 
 
+def bound_connections(protocol: type[asyncio.Protocol], most: int, seconds: float) -> type[asyncio.Protocol]:
+    """A server's protocol of so many connections, each of which is to have sent a request's head in that time.
+
+    It is uvicorn's, whose ``cycle`` is there from then on."""
+    open_connections: set[Any] = set()
+
+    class Bounded(protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            open_connections.add(self)
+            if len(open_connections) > most:
+                transport.abort()
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self._end_silent, transport)
+
+        def _end_silent(self, transport: Any) -> None:
+            if getattr(self, "cycle", None) is None:
+                transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            open_connections.discard(self)
+            if self._deadline is not None:
+                self._deadline.cancel()
+            super().connection_lost(exc)
+
+    return Bounded
+
+
 def reject_other_users(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
     """A server's protocol that ends connections of another user of the host before it reads from them."""
 

@@ -7,12 +7,16 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
+from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, bound_connections, reject_other_users
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 LOOPBACK = "127.0.0.1"
+_MOST_CONNECTIONS = 512
+"""Of all clients that are no users of this machine."""
+_HEAD_SECONDS = 20.0
+"""From a connection to the head of its first request."""
 Certificate = tuple[str, str]
 """Files of a certificate and of its key."""
 
@@ -49,7 +53,9 @@ class HttpServer:
 
         settings = uvicorn.Config(
             app,
-            http=AutoHTTPProtocol if certificate else reject_other_users(AutoHTTPProtocol),
+            http=bound_connections(AutoHTTPProtocol, _MOST_CONNECTIONS, _HEAD_SECONDS)
+            if certificate
+            else reject_other_users(AutoHTTPProtocol),
             ssl_certfile=certificate and certificate[0],
             ssl_keyfile=certificate and certificate[1],
             log_config=None,
