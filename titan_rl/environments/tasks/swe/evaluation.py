@@ -134,18 +134,22 @@ async def _lay(workspace: Workspace, folder: str, files: Mapping[str, _TestFile]
 
     What the agent has in their places is taken away, whatever it is. Errors: WorkspaceSpoiled."""
     if folder:
-        place = shlex.quote(folder)
-        await _prepare(workspace, f"rm -rf {place} || {{ chmod -R u+rwx {place}; rm -rf {place}; }}")
+        await _prepare(workspace, _removal(shlex.quote(folder)))
+    base = folder or "."
     for path, file in files.items():
-        parts = PurePosixPath(folder or ".", path)
-        above = [shlex.quote(f"./{each}" if not folder else str(each)) for each in reversed(parts.parents)]
-        place, parent = shlex.quote(f"./{parts}" if not folder else str(parts)), above[-1]
-        line = f"chmod u+rwx {' '.join(above)} 2>/dev/null"
-        line += f"; rm -rf {place} || {{ chmod -R u+rwx {place}; rm -rf {place}; }}"
+        above = [shlex.quote(f"{base}/{each}") for each in reversed(PurePosixPath(path).parents)]
+        place = shlex.quote(f"{base}/{path}")
+        line = f"chmod u+rwx {' '.join(above)} 2>/dev/null; {_removal(place)}"
         if file.content is not None:
-            line = f"{{ {line}; }} && mkdir -p {parent} && cat > {place}"
-            line += f" && chmod {'755' if file.is_executable else '644'} {place}"
-        await _prepare(workspace, line, file.content or b"", "" if not folder else "/")
+            mode = "755" if file.is_executable else "644"
+            line = f"{{ {line}; }} && mkdir -p {above[-1]} && cat > {place} && chmod {mode} {place}"
+        await _prepare(workspace, line, file.content or b"", folder and "/")
+
+
+def _removal(*places: str) -> str:
+    """Line that removes what is there, also from folders that nobody may write to."""
+    line = f"rm -rf {' '.join(places)}"
+    return f"{line} || {{ chmod -R u+rwx {' '.join(places)}; {line}; }}"
 
 
 async def _prepare(workspace: Workspace, line: str, stdin: bytes = b"", folder: str = "/") -> None:
@@ -174,11 +178,9 @@ async def _written_reward(workspace: Workspace, checks: Checks, seconds: float) 
     Source: the verifier of Harbor's tasks, which leaves reward.txt, or reward.json."""
     file = PurePosixPath(checks.reward_file)
     parent, *places = (shlex.quote(str(place)) for place in (file.parent, file, file.with_suffix(".json")))
-    emptied = f"rm -rf {' '.join(places)}"
-    await _prepare(workspace, f"{emptied} || {{ chmod -R u+rwx {parent}; {emptied}; }} && mkdir -p {parent}")
-    await workspace.run(
-        Command(f"cd {shlex.quote(workspace.folder)} && {checks.test_command}", folder="/", seconds=seconds)
-    )
+    await _prepare(workspace, f"chmod u+rwx {parent} 2>/dev/null; {_removal(*places)} && mkdir -p {parent}")
+    line = f"cd {shlex.quote(workspace.folder)} || exit; {checks.test_command}"
+    await workspace.run(Command(line, folder="/", seconds=seconds))
     left = await workspace.run(Command(f"cat {places[0]} 2>/dev/null || cat {places[1]}", folder="/"))
     return _reward_in(left.raw_output) if left.ending == "ok" else 0.0
 
