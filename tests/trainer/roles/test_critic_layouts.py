@@ -54,6 +54,7 @@ def ppo_step(layout: Layout, models: Path, out: Path, **packing) -> Step:
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("ppo")
     make_tiny(folder / "models" / "tiny", seed=1, hidden_size=64, num_layers=2, tie_word_embeddings=False)
+    torch.manual_seed(1)  # of the head, which the files do not have
     critic = AutoModelForSequenceClassification.from_pretrained(folder / "models" / "tiny", num_labels=1)
     with torch.no_grad():
         critic.score.weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(3))

@@ -186,6 +186,7 @@ def models(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(("tiny", "reference", "implicit_reward"), 1):
         make_tiny(folder / name, seed=seed, hidden_size=64, num_layers=2, tie_word_embeddings=False)
+    torch.manual_seed(1)  # of the head, which the files do not have
     critic = AutoModelForSequenceClassification.from_pretrained(folder / "tiny", num_labels=1)
     with torch.no_grad():
         critic.score.weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(3))

@@ -24,7 +24,7 @@ Certificate = tuple[str, str]
 def listen(port: int, address: str = LOOPBACK) -> socket.socket:
     """Listen. ``port``: 0 for any. Errors: ConfigError if the port is taken, or is none, or the address is not here."""
     if not 0 <= port < 1 << 16:
-        raise ConfigError(f"port {port} is none: give --port a number from 0 to 65535, or leave it out")
+        raise ConfigError(f"cannot listen at port {port}: none from 0 to 65535; give another --port, or leave it out")
     try:
         [*_, (family, _, _, _, place)] = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         return socket.create_server(place[:2], family=family)
