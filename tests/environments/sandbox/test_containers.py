@@ -174,7 +174,7 @@ asyncio.run(main())
 def test_containers_end_with_the_process_that_began_them(engine_settings):
     killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    asyncio.run(eventually(lambda: podman("ps", "-aq") == "", "it is gone", 20))
+    asyncio.run(eventually(lambda: podman("ps", "-aq") == "", "it is gone", 60))
 
 
 def test_an_issue_is_resolved_in_a_container(engine_settings, tmp_path):
