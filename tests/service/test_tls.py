@@ -74,7 +74,7 @@ def test_who_says_nothing_is_not_waited_for_and_no_more_come_than_may(tmp_path, 
     ("arguments", "words"),
     [
         (["--listen", _NAME], "belong together"),
-        (["--port", "99999"], "cannot listen at port 99999: none from 0 to 65535"),
+        (["--port", "99999"], "cannot listen at port 99999: it is not from 0 to 65535"),
         (["--certificates", "certs"], "belong together"),
         (["--listen", _NAME, "--certificates", "nowhere"], "--certificates: nowhere/localhost.pem cannot be read"),
         (["--listen", "192.0.2.1", "--certificates", "certs"], "cannot listen at port 0 of '192.0.2.1'"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from boxes import need_boxes
+from boxes import own_images
 
 from titan_rl.config.load import ConfigError
 from titan_rl.environments.sandbox.workspace.command import (
@@ -38,9 +38,7 @@ SHELL = Path("/bin/dash").resolve()
 
 @pytest.fixture(scope="module", autouse=True)
 def store(tmp_path_factory):
-    need_boxes()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    with own_images(tmp_path_factory):
         yield
 
 

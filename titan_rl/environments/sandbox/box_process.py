@@ -25,7 +25,7 @@ class BoxProcess:
             descriptors = box_end.fileno(), seccomp.fileno()
             try:
                 line = command_of(*descriptors)
-            except BaseException:
+            except BaseException:  # nobody has the object to close it
                 self.control.close()
                 raise
             # an empty environment: bubblewrap's own would be read by whoever is in the box

@@ -4,7 +4,6 @@ Parameters keep Hugging Face's shapes and row order (separate q, k and v; half-r
 a parameter of the model under another name.
 """
 
-# isort: split
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

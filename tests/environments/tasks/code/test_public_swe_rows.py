@@ -1,18 +1,15 @@
 """Rows of SWE-bench and task directories of Harbor, as they are published."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from boxes import need_boxes
+from boxes import own_images
+from swe_tasks import Check, with_swe_task
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.environment import EnvironmentFailed
-from titan_rl.environments.registry import make_task
 from titan_rl.environments.tasks.swe.swe_task import SweTask
 
 SUMS = "def total(numbers):\n    return sum(numbers[1:])\n"
@@ -55,22 +52,12 @@ SWE_BENCH = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _store(tmp_path_factory):
-    need_boxes()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    with own_images(tmp_path_factory):
         yield
 
 
-def with_task(folder: Path, check: Callable[[SweTask, Prompt], Awaitable[None]], **options) -> None:
-    async def run() -> None:
-        task = make_task(TaskConfig(name="swe", style="chat", options={"protocol": "line"} | options), [str(folder)])
-        assert isinstance(task, SweTask)
-        try:
-            await check(task, task.prompt("train", 1, 0))
-        finally:
-            await task.close()
-
-    asyncio.run(run())
+def with_task(folder: Path, check: Check, **options) -> None:
+    with_swe_task(folder, check, **{"protocol": "line"} | options)
 
 
 async def reward_of(task: SweTask, prompt: Prompt, *commands: str) -> float | None:

@@ -6,8 +6,9 @@ import tarfile
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from boxes import need_boxes
+from boxes import own_images
 from swe_agents import mini_swe_agent
+from swe_tasks import Check, with_swe_task
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
@@ -42,28 +43,15 @@ USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 
 @pytest.fixture(scope="module", autouse=True)
 def _store(tmp_path_factory):
-    need_boxes()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    with own_images(tmp_path_factory):
         yield
 
 
-def with_task(
-    folder, row: dict, check: Callable[[SweTask, Prompt], Awaitable[None]], style: str = "chat", **options
-) -> None:
+def with_task(folder, row: dict, check: Check, style: str = "chat", **options) -> None:
     file = folder / "rows.jsonl"
     rows = [row | {"problem_statement": f"{row['problem_statement']} ({number})"} for number in range(8)]
     file.write_text("".join(json.dumps(each) + "\n" for each in rows))
-
-    async def run() -> None:
-        task = make_task(TaskConfig(name="swe", style=style, options={"file": str(file)} | options), [str(folder)])
-        assert isinstance(task, SweTask)
-        try:
-            await check(task, task.prompt("train", 1, 0))
-        finally:
-            await task.close()
-
-    asyncio.run(run())
+    with_swe_task(folder, check, style, **{"file": str(file)} | options)
 
 
 async def play(task: SweTask, prompt: Prompt, *commands: str) -> list[Reply]:

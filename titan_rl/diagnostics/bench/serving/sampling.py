@@ -7,7 +7,6 @@ its own.
 import asyncio
 import json
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.data.storage.decoding import Decoding
 from titan_rl.data.types import Request
 from titan_rl.diagnostics.bench.harness import row
+from titan_rl.mesh.resources.listeners.http_server import listen
 from titan_rl.service.command import CHECKS, Listener, serving
 from titan_rl.service.session import ServiceSession
 
@@ -45,10 +45,10 @@ async def _measured(config: Any) -> list[dict[str, Any]]:
     session = ServiceSession.open(config, "bench", checks=CHECKS)
     try:
         await session.start()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            async with serving(session, Listener(listener), _KEY):
-                address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-                return await _rounds(session, address)
+        with listen(0) as bound:
+            listener = Listener(bound)
+            async with serving(session, listener, _KEY):
+                return await _rounds(session, listener.address)
     finally:
         await session.close()
 

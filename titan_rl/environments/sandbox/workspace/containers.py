@@ -121,7 +121,7 @@ class ContainerEngine:
             self._num_users[image] += 1
         try:
             await workspace.begin()
-        except BaseException:
+        except BaseException:  # nobody has it to close it
             await workspace.close()
             raise
         return workspace
@@ -304,7 +304,7 @@ class ContainerWorkspace:
         except TimeoutError:
             await other.close()
             raise WorkspaceSpoiled(f"the folder {self.folder} was not copied in {_COPY_SECONDS:g} s") from None
-        except BaseException:
+        except BaseException:  # nobody has it to close it
             await other.close()
             raise
         return other

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 _MOST_CONNECTIONS = 512
-"""Of all clients that are no users of this machine."""
+"""Open at once, over TLS."""
 _HEAD_SECONDS = 20.0
 """From a connection to the head of its first request."""
 Certificate = tuple[str, str]
@@ -24,7 +24,8 @@ Certificate = tuple[str, str]
 def listen(port: int, address: str = LOOPBACK) -> socket.socket:
     """Listen. ``port``: 0 for any. Errors: ConfigError if the port is taken, or is none, or the address is not here."""
     if not 0 <= port < 1 << 16:
-        raise ConfigError(f"cannot listen at port {port}: none from 0 to 65535; give another --port, or leave it out")
+        why = "it is not from 0 to 65535"
+        raise ConfigError(f"cannot listen at port {port}: {why}; give another --port, or leave it out")
     try:
         [*_, (family, _, _, _, place)] = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         return socket.create_server(place[:2], family=family)
