@@ -139,8 +139,8 @@ FAULTS = (
         "timed_out_sample_trained",
         "A sample that ran into a timeout reaches the loss",
         "titan_rl/algorithms/batches/batching.py",
-        'if rollout.status in ("ok", "truncated")]',
-        'if rollout.status in ("ok", "truncated", "timeout")]',
+        "for rollout in written if rollout.is_scored]",
+        "for rollout in written if rollout.status != 'infra_error']",
         ("data/test_packing.py::test_what_may_reach_the_loss",),
     ),
     Fault(

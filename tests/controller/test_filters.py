@@ -59,7 +59,8 @@ def test_truncated_samples_count_whether_or_not_they_are_trained_on():
     mixed = Group("a", [rollout("a", 0, 1.0, "truncated"), *group([0, 0, 0]).rollouts[1:]])
     wanted = FilterConfig(no_signal=True, all_truncated=True)
     assert filter_reason(mixed, wanted) is None
-    assert filter_reason(group([0, 1, 0, 1], "truncated"), wanted) == "all_truncated"
+    for limit in ("truncated", "max_turns"):
+        assert filter_reason(group([0, 1, 0, 1], limit), wanted) == "all_truncated"
 
 
 def test_a_sample_of_the_machinery_says_nothing_about_a_group():

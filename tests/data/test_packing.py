@@ -310,6 +310,8 @@ def group_of(name: str, *outcomes: tuple[float, str]) -> Group:
         (["ok", "truncated"], True, 2, None),
         (["ok", "truncated"], False, 1, None),
         (["truncated", "truncated"], False, 0, "truncated"),
+        (["max_turns", "truncated", "ok"], True, 3, None),
+        (["max_turns", "max_turns", "truncated"], False, 0, "max_turns"),
         (["ok", "infra_error", "infra_error", "timeout"], True, 1, "infra_error"),
         (["timeout", "timeout"], True, 0, "timeout"),
     ],

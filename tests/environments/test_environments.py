@@ -85,7 +85,7 @@ def test_what_it_pays_for_an_answer_is_that_turns_reward():
 
 def test_an_episode_ends_with_its_turns():
     [rollout] = play(task := Task(), "a", "bb", "ccc", max_turns=2).rollouts
-    assert [len(rollout.turns), rollout.status, rollout.turn_rewards] == [2, "truncated", [0.1, 0.2]]
+    assert [len(rollout.turns), rollout.status, rollout.turn_rewards] == [2, "max_turns", [0.1, 0.2]]
     assert TOKENIZER.decode(rollout.tokens) == "4,6=a<eos>1?bb<eos>" and task.log[-1] == "close"
     [whole] = play(Task(), "a", "bb", "ccc", max_turns=3).rollouts
     assert (len(whole.turns), whole.status) == (3, "ok")

@@ -1,7 +1,10 @@
-"""Numbers that somebody else says: a server, a scoring process, a judge, a user's function."""
+"""Checks of numbers that a server, a judge or a user's function says, and equality but for rounding."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 
 def as_float(value: Any) -> float:
@@ -24,3 +27,23 @@ def _shown(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"a whole number of {value.bit_length()} bits"
     return f"{value!s:.100}"
+
+
+_ROUNDING = 1e-12
+"""Of the largest of several numbers, or of 1: what sums of the same numbers in other orders stay within."""
+
+
+def all_equal(numbers: Iterable[float] | np.ndarray) -> bool:
+    """Whether numbers are equal but for rounding; not if one of them is not finite."""
+    values = np.fromiter(numbers, np.float64) if not isinstance(numbers, np.ndarray) else numbers
+    if not len(values):
+        return True
+    if not np.isfinite(values).all():
+        return False
+    low, high = float(values.min()), float(values.max())
+    return high - low <= _ROUNDING * max(1.0, abs(low), abs(high))
+
+
+def all_zero(numbers: np.ndarray | float) -> bool:
+    """Whether numbers are 0 but for rounding; not if one of them is not finite."""
+    return bool((np.abs(numbers) <= _ROUNDING).all())

@@ -3,11 +3,10 @@
 Dimensions: T tokens of one rollout or one packed row, S trained tokens of a row.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, get_args
 
 import numpy as np
 
@@ -69,34 +68,20 @@ def content_of(message: Message) -> str:
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
 """Of each trained token, float32: the outcome of its sample, and its weight in a mean over all samples of a batch."""
 
-Status = Literal["ok", "truncated", "timeout", "infra_error", "unasked"]
-"""How a rollout ended: ``truncated`` ran out of tokens; ``timeout`` and ``infra_error`` never reach the loss, nor does
-the ``unasked`` one of a seat whose turn never came."""
+Cutoff = Literal["truncated", "max_turns"]
+"""Limit that ended a rollout: ``truncated`` ran out of tokens, ``max_turns`` of turns."""
+
+Status = Literal["ok", Cutoff, "timeout", "infra_error", "unasked"]
+"""How a rollout ended: ``timeout`` ran out of seconds; it and ``infra_error`` never reach the loss, nor does the
+``unasked`` one of a seat whose turn never came."""
+
+SCORED = ("ok", *get_args(Cutoff))
+"""Statuses of rollouts with a reward."""
 
 
 def correct(reward: float) -> bool:
     """Whether a reward counts as a right answer in accuracies and pass rates."""
     return reward >= 1.0 - 1e-9
-
-
-_ROUNDING = 1e-12
-"""Of the largest of several numbers, or of 1: what sums of the same numbers in other orders stay within."""
-
-
-def all_equal(numbers: Iterable[float] | np.ndarray) -> bool:
-    """Whether numbers are equal but for rounding; not if one of them is not finite."""
-    values = np.fromiter(numbers, np.float64) if not isinstance(numbers, np.ndarray) else numbers
-    if not len(values):
-        return True
-    if not np.isfinite(values).all():
-        return False
-    low, high = float(values.min()), float(values.max())
-    return high - low <= _ROUNDING * max(1.0, abs(low), abs(high))
-
-
-def all_zero(numbers: np.ndarray | float) -> bool:
-    """Whether numbers are 0 but for rounding; not if one of them is not finite."""
-    return bool((np.abs(numbers) <= _ROUNDING).all())
 
 
 class Provenance(IntEnum):
@@ -248,6 +233,10 @@ class Rollout:
     def spans(self) -> list[tuple[int, int]]:
         """Tokens [start, stop) of each branch."""
         return list(pairwise([*(self.branches or [0]), len(self.tokens)]))
+
+    @property
+    def is_scored(self) -> bool:
+        return self.status in SCORED
 
     @property
     def true_reward(self) -> float:

@@ -19,7 +19,7 @@ from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, record
 
 _SHOWN = 100_000
 """Characters of a text; ``--json`` has all."""
-_STYLES = {"ok": "green", "truncated": "yellow"}
+_STYLES = {"ok": "green", "truncated": "yellow", "max_turns": "yellow"}
 
 
 def show(run: Path, *, step: int | None, prompt: str | None, count: int, as_json: bool) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.io.bounded_files import read_lines
+from titan_rl.data.numbers import all_equal
 from titan_rl.data.storage.files import LineFile
-from titan_rl.data.types import EngineStatistics, Group, Provenance, Rollout, StepMetrics, all_equal, is_model
+from titan_rl.data.types import EngineStatistics, Group, Provenance, Rollout, StepMetrics, is_model
 from titan_rl.environments.registry import correct
 from titan_rl.records.trackers import Trackers
 
@@ -67,7 +68,7 @@ def thinking_metrics(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def _scored(rollouts: Iterable[Rollout]) -> list[Rollout]:
-    return [rollout for rollout in rollouts if rollout.status in ("ok", "truncated")]
+    return [rollout for rollout in rollouts if rollout.is_scored]
 
 
 def task_metrics(groups: list[Group]) -> dict[str, float]:
@@ -98,7 +99,8 @@ def seat_metrics(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def turn_metrics(rollouts: list[Rollout]) -> dict[str, float]:
-    """Turns and tool calls per rollout, share of environment tokens, and shares of failed and timed-out calls.
+    """Turns and tool calls per rollout, shares of environment tokens, of rollouts that ran out of turns, and of failed
+    and timed-out calls.
 
     Empty for single-turn rollouts.
     """
@@ -110,6 +112,7 @@ def turn_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     metrics = {
         "turns": float(np.mean([len(rollout.turns) for rollout in rollouts])),
         "reply_tokens": replied / num_tokens,
+        "max_turns": float(np.mean([rollout.status == "max_turns" for rollout in rollouts])),
     }
     if calls:
         metrics["tool_calls"] = calls.total() / len(rollouts)

@@ -12,7 +12,8 @@ from titan_rl.algorithms.policy_gradient.grpo import GRPO
 from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
 from titan_rl.config.sections.schema import Config, FilterConfig
 from titan_rl.data.batches.packing import pack, token_weights
-from titan_rl.data.types import Group, Layout, Provenance, Rollout, Sample, Turn, all_equal, all_zero, correct
+from titan_rl.data.numbers import all_equal, all_zero
+from titan_rl.data.types import Group, Layout, Provenance, Rollout, Sample, Turn, correct
 from titan_rl.diagnostics.bench.steps.matrix_share import _operations
 from titan_rl.records.metrics import sampling_metrics
 from titan_rl.trainer.objective.objective import rows_without_gradient

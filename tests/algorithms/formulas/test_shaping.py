@@ -51,6 +51,7 @@ def config_of(buffer=4, penalty=2.0, **algorithm) -> Config:
         ((6,), "ok", 0.0),
         ((8,), "ok", -1.0),
         ((10,), "truncated", -2.0),
+        ((3, 3), "max_turns", 0.0),
         ((3,), "truncated", -2.0),  # the row ended before max_new_tokens
         ((5, 5), "ok", 0.0),  # max_new_tokens is of one turn
         ((5, 7), "ok", -0.5),

@@ -302,7 +302,7 @@ def test_calls_are_recorded_and_counted(tmp_path):
     [[read]] = [group.rollouts for group in read_rollouts(tmp_path, 1)]
     assert read.turns == rollout.turns
     assert turn_metrics([read]) == dict(
-        turns=2.0, reply_tokens=0.5, tool_calls=2.0, tool_calls_error=0.5, tool_calls_timeout=0.0
+        turns=2.0, reply_tokens=0.5, max_turns=0.0, tool_calls=2.0, tool_calls_error=0.5, tool_calls_timeout=0.0
     )
     assert turn_metrics([replace(read, turns=read.turns[:1])]) == {}
 

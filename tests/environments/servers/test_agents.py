@@ -333,7 +333,7 @@ def test_a_key_is_of_one_episode_and_ends_with_it():
     assert [rollout.status for rollout in group.rollouts] == ["ok", "ok"] and seen == [True]
 
 
-def test_without_room_the_episode_is_truncated_also_if_its_agent_fails_of_it():
+def test_the_limit_that_an_agent_meets_is_its_status_also_if_it_fails_of_it():
     async def never_ends(client):
         messages = ASKED
         while True:
@@ -342,7 +342,7 @@ def test_without_room_the_episode_is_truncated_also_if_its_agent_fails_of_it():
     [rollout] = drive(never_ends, max_tokens=200)[0].rollouts
     assert (rollout.status, rollout.reward_parts["environment"]) == ("truncated", 0.0) and len(rollout.tokens) <= 200
     [rollout] = drive(never_ends, max_turns=3)[0].rollouts
-    assert rollout.status == "truncated" and len(rollout.turns) == 3
+    assert rollout.status == "max_turns" and len(rollout.turns) == 3
 
 
 async def fails(client):

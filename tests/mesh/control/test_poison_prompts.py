@@ -366,7 +366,9 @@ def test_a_reward_that_is_always_too_slow_ends_the_run_by_name():
     assert asyncio.run(run(lambda number, sample: "timeout" if sample else "ok")) == 9
 
 
-@pytest.mark.parametrize(("status", "goes_on"), [("timeout", False), ("infra_error", False), ("truncated", True)])
+@pytest.mark.parametrize(
+    ("status", "goes_on"), [("timeout", False), ("infra_error", False), ("truncated", True), ("max_turns", True)]
+)
 def test_an_answer_in_time_is_what_tells_that_not_all_prompts_fail(monkeypatch, status, goes_on):
     async def run() -> None:
         mesh = Mesh(1)

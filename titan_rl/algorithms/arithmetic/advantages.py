@@ -5,7 +5,8 @@ Dimensions: G samples of a group.
 
 import numpy as np
 
-from titan_rl.data.types import Rollout, all_equal, num_model_tokens
+from titan_rl.data.numbers import all_equal
+from titan_rl.data.types import Rollout, num_model_tokens
 
 _EPSILON = 1e-6
 _ROUNDING = 1e-9

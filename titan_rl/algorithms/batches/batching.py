@@ -16,8 +16,9 @@ from titan_rl.config.errors import NamedFault
 from titan_rl.config.plugins import what_happened
 from titan_rl.config.sections.schema import AlgorithmConfig, Config, FilterConfig
 from titan_rl.data.batches.packing import pack, token_weights
+from titan_rl.data.numbers import all_equal
 from titan_rl.data.rows.examples import Example
-from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample, all_equal, correct, num_model_tokens
+from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample, correct, num_model_tokens
 
 FILTER_REASONS = ("no_signal", "too_easy", "too_hard", "all_truncated")
 """Why groups that could be trained on are left out, by the names that ledger and metrics have for it."""
@@ -26,7 +27,7 @@ FILTER_REASONS = ("no_signal", "too_easy", "too_hard", "all_truncated")
 def scored_rollouts(group: Group) -> list[Rollout]:
     """Rollouts with advantages: no timeouts, no infrastructure failures, at least one trained token."""
     written = [rollout for rollout in group.rollouts if rollout.num_model_tokens]
-    return [rollout for rollout in written if rollout.status in ("ok", "truncated")]
+    return [rollout for rollout in written if rollout.is_scored]
 
 
 def usable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
@@ -54,7 +55,10 @@ def discard_reason(group: Group, config: AlgorithmConfig) -> str | None:
         return group.refused
     if comparable_rollouts(group, config):
         return None
-    reasons, faults = [_reason(rollout) for rollout in group.rollouts], ("infra_error", "timeout", "truncated")
+    reasons, faults = (
+        [_reason(rollout) for rollout in group.rollouts],
+        ("infra_error", "timeout", "truncated", "max_turns"),
+    )
     return "unasked" if "unasked" in reasons and not {*faults} & {*reasons} else max(faults, key=reasons.count)
 
 
@@ -81,7 +85,7 @@ def filter_reason(group: Group, limits: FilterConfig) -> str | None:
     Source: dynamic sampling, DAPO, arXiv 2503.14476, section 3.2: 0 < the group's right answers < G.
     """
     rollouts = scored_rollouts(group)
-    if limits.all_truncated and all(rollout.status == "truncated" for rollout in rollouts):
+    if limits.all_truncated and all(rollout.status != "ok" for rollout in rollouts):
         return "all_truncated"
     pass_rate = sum(correct(rollout.true_reward) for rollout in rollouts) / len(rollouts)
     if pass_rate < limits.min_pass_rate:

@@ -23,7 +23,7 @@ def overlong_punishment(length: int, max_length: int, buffer: int) -> float:
 
 
 def punishment(rollout: Rollout, config: Config) -> float:
-    """Penalty subtracted from a reward by ``[algorithm]``; the longest turn counts, truncated ones as too long."""
+    """Penalty subtracted from a reward by ``[algorithm]``; the longest turn counts, one out of tokens as too long."""
     buffer, max_length = config.algorithm.overlong_buffer, config.rollout.max_new_tokens
     if not buffer:
         return 0.0

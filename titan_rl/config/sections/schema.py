@@ -160,8 +160,8 @@ class AlgorithmConfig:
     updates_per_batch: Count = 1
     """Optimizer steps that a batch is split into."""
     train_truncated: bool = True
-    """Whether samples that ran out of tokens are trained on, with the reward that they got; the others of their group
-    are compared with them either way (false: DAPO's overlong filtering)."""
+    """Whether samples that ran out of tokens or turns are trained on, with the reward that they got; the others of
+    their group are compared with them either way (false: DAPO's overlong filtering)."""
     overlong_buffer: Whole = 0
     """Tokens before rollout.max_new_tokens in which an answer costs more the longer it is (DAPO); 0: none do."""
     overlong_penalty: Annotated[float, Field(gt=0, le=1e6)] = 1.0
@@ -179,7 +179,7 @@ class RolloutConfig:
     max_new_tokens: Count = 16
     """Longest answer, end of sequence included."""
     max_turns: Count = 32
-    """Answers of an episode; one that would have more is cut short there, as one that runs out of tokens is."""
+    """Answers of an episode; one that would have more ends there, with the status of that name, and is scored."""
     temperature: Temperature = 1.0
     """Sampling temperature, from 0.01 to 2, which are vLLM's limits; the trainer uses the same."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -221,7 +221,7 @@ class FilterConfig:
     max_pass_rate: Share = 1.0
     """Upper bound on a prompt's pass rate."""
     all_truncated: bool = False
-    """Exclude groups whose samples are all truncated."""
+    """Exclude groups whose samples all ran out of tokens or turns."""
     max_refills: Whole = 4
     """Batches' worth of groups that may be sampled besides, for one batch; then the batch is smaller."""
 

@@ -93,7 +93,7 @@ def _failure(group: Group) -> str:
 
 
 def _answer(suite: Suite, prompt: Prompt, rollout: Rollout) -> Answer:
-    scored = rollout.status in ("ok", "truncated")
+    scored = rollout.is_scored
     return Answer(
         sample=rollout.sample,
         text=rollout.text,

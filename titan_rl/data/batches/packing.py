@@ -19,9 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from titan_rl.data.batches.prefix_tree import Tree, places, prefix_tree, ranges
+from titan_rl.data.numbers import all_zero
 from titan_rl.data.storage.decoding import PenalizedSample
 from titan_rl.data.storage.sampling_mask import SamplingMask, joined
-from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Row, Sample, Segment, all_zero, is_model, num_model_tokens
+from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Row, Sample, Segment, is_model, num_model_tokens
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class CheckContext:
 def usable(groups: list[Group]) -> list[Group]:
     """Groups with at least two trainable answers. Errors: CheckSkipped."""
     for group in groups:
-        group.rollouts = [rollout for rollout in group.rollouts if rollout.status in ("ok", "truncated")]
+        group.rollouts = [rollout for rollout in group.rollouts if rollout.is_scored]
     trainable = [group for group in groups if len(group.rollouts) > 1]
     if not trainable:
         refused = next((group.refused for group in groups if group.refused), "no answer was scored")

@@ -10,7 +10,7 @@ import numpy as np
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import source_file, what_happened
 from titan_rl.data.text.tokenizer import decoded
-from titan_rl.data.types import Completion, Request, Status
+from titan_rl.data.types import Completion, Cutoff, Request, Status
 from titan_rl.environments.agents.branches import Branches, Continuation
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.openai_requests import ModelRequest, Refused, check_decoding, response_message
@@ -57,7 +57,8 @@ class _EpisodeRequests:
         self.player, self.sample = player, sample
         self.branches = Branches(player.tokenizer)
         self.seats: Sequence[str] = player.task.seats
-        self.is_out_of_room = False
+        self.cutoff: Cutoff | None = None
+        """Limit that a request met."""
         self._num_requests = 0
         self._is_over = False
         self._generator_error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -92,7 +93,7 @@ class _EpisodeRequests:
         except (ConfigError, EnvironmentFailed):
             raise
         except Exception as error:  # user code: whatever it raises is reported by name
-            if self.is_out_of_room and self._num_requests:
+            if self.cutoff and self._num_requests:
                 return Outcome(0.0)
             raise EnvironmentFailed(
                 _run_message(agent, f"failed: {what_happened(error, source_file(agent))}")
@@ -110,7 +111,7 @@ class _EpisodeRequests:
         if episode is None:
             unasked: Failure = ("unasked", "") if seat else ("infra_error", "the agent asked the model nothing")
             episode, failure = Episode(prompt_tokens), failure or unasked
-        episode.seat, episode.failure, episode.cut_short = seat, failure, self.is_out_of_room
+        episode.seat, episode.failure, episode.cutoff = seat, failure, self.cutoff
         reward = outcome.rewards.get(seat, outcome.reward)
         if reward is not None and failure is None:
             episode.record_reply(Reply(reward=reward))
@@ -137,14 +138,14 @@ class _EpisodeRequests:
         if not length:
             raise Refused("there is nothing to go on from")
         if length >= sampling.max_tokens:
-            self.is_out_of_room = True
+            self.cutoff = "truncated"
             raise Refused(
                 f"This model's maximum context length is {sampling.max_tokens} tokens, and the request has "
                 f"{length} without an answer.",
                 "context_length_exceeded",
             )
         if self._num_requests >= sampling.max_turns:
-            self.is_out_of_room = True
+            self.cutoff = "max_turns"
             raise Refused(f"an episode has at most rollout.max_turns = {sampling.max_turns} answers", "max_turns")
 
     async def _ask(self, request: Request) -> list[Completion]:

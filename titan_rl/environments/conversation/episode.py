@@ -21,6 +21,7 @@ from titan_rl.data.text.tokenizer import Tokenizer, read_answer
 from titan_rl.data.text.turns import encode_opening, encode_reply
 from titan_rl.data.types import (
     Completion,
+    Cutoff,
     Message,
     Prompt,
     Provenance,
@@ -46,8 +47,8 @@ class Episode:
         self._begin(prompt_tokens, np.full(len(prompt_tokens), Provenance.TEMPLATE, np.int8))
         self.turns: list[Turn] = []
         self.answers: list[str] = []
-        self.cut_short = False
-        """Whether the conversation would have gone on, but there was no room left."""
+        self.cutoff: Cutoff | None = None
+        """Limit without which the conversation would have gone on."""
         self.failure: tuple[Status, str] | None = None
         """Status and message of a failed environment or chat template; such an episode has no reward."""
         self.branches: list[int] = []
@@ -155,7 +156,9 @@ class Episode:
         task_score = Score(self.failure[0], {}, self.failure[1]) if self.failure else self._with_rewards(score)
         is_judged = judged is not None and task_score.status == "ok"
         score = judged if judged is not None and is_judged else task_score
-        truncated = score.status == "ok" and (self.cut_short or self.turns[-1].stop_reason == "length")
+        status = score.status
+        if status == "ok" and (self.cutoff or self.turns[-1].stop_reason == "length"):
+            status = self.cutoff or "truncated"
         return Rollout(
             prompt_id=prompt.id,
             sample=sample,
@@ -164,7 +167,7 @@ class Episode:
             logprobs=self.logprobs,
             versions=self.versions,
             turns=self.turns,
-            status="truncated" if truncated else score.status,
+            status=status,
             reward=score.reward,
             reward_parts=score.parts,
             turn_rewards=[] if is_judged else score.turn_rewards,
@@ -270,12 +273,13 @@ class Player:
             return False
         options = {"is_chat": self.is_chat, "tools": self.task.tools_of(self.prompt)}
         tokens, provenance = encode_reply(self.tokenizer, reply.messages, int(episode.tokens[-1]), **options)
-        has_turns = len(episode.turns) < self.sampling.max_turns
-        if not has_turns or len(episode.tokens) + len(tokens) >= self.sampling.max_tokens:
-            episode.cut_short = True
-            return False
-        episode.add_reply(reply.messages, tokens, provenance)
-        return True
+        if len(episode.turns) >= self.sampling.max_turns:
+            episode.cutoff = "max_turns"
+        elif len(episode.tokens) + len(tokens) >= self.sampling.max_tokens:
+            episode.cutoff = "truncated"
+        else:
+            episode.add_reply(reply.messages, tokens, provenance)
+        return episode.cutoff is None
 
     def request(self, tokens: np.ndarray, samples: range | list[int], turn: int, at_most: int | None = None) -> Request:
         """Generator request for a turn of these samples. ``at_most``: limit of new tokens, below the room left."""

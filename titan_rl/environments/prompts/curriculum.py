@@ -66,7 +66,7 @@ class Curriculum:
         """Record right and scored samples of a step's groups. Errors: DiskFull."""
         counts: ClassCounts = {}
         for prompt, group in groups:
-            rewards = [r.true_reward for r in group.rollouts if r.status in ("ok", "truncated")]
+            rewards = [r.true_reward for r in group.rollouts if r.is_scored]
             right, count = counts.get(name := class_of(self.task, prompt), (0, 0))
             counts[name] = (right + sum(map(correct, rewards)), count + len(rewards))
         if self._file is None:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from titan_rl.algorithms.base import Algorithm, LossInputs
-from titan_rl.data.types import Row, StepMetrics, all_zero
+from titan_rl.data.numbers import all_zero
+from titan_rl.data.types import Row, StepMetrics
 from titan_rl.kernels.policy_loss import bounded_log_ratio
 from titan_rl.trainer.distributed.ranks import anywhere
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from titan_rl.data.types import Group, all_equal
+from titan_rl.data.numbers import all_equal
+from titan_rl.data.types import Group
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.records.steps.rollouts import read_rollouts
 

@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import run as nicegui_run
 from nicegui import ui
 
-from titan_rl.data.types import correct
+from titan_rl.data.types import SCORED, correct
 from titan_rl.diagnostics.web.data.watched_run import Watched
 from titan_rl.diagnostics.web.html.tokens import printable
 from titan_rl.diagnostics.web.views.rollout import open_sheet
@@ -50,7 +50,7 @@ async def open_group(run: Watched, row: dict[str, Any], closed: Callable[[], Non
 
 def summary(members: list[dict[str, Any]]) -> str:
     """The pass rate and the mean reward, of answers that were scored."""
-    scored = [member for member in members if member["status"] in ("ok", "truncated")]
+    scored = [member for member in members if member["status"] in SCORED]
     if not scored:
         return f"none of {len(members)} answers was scored"
     right = sum(correct(member["true_reward"]) for member in scored)
