@@ -91,7 +91,7 @@ FAULTS = (
         "titan_rl/algorithms/batches/batching.py",
         "starts=tuple(turn.start for turn in rollout.turns) if",
         "starts=tuple(turn.start for turn in rollout.turns[:1]) if",
-        ("diagnostics/test_doctor_masks.py::test_penalties_count_from_the_answer_that_a_token_is_in",),
+        ("diagnostics/doctor/test_doctor_masks.py::test_penalties_count_from_the_answer_that_a_token_is_in",),
     ),
     Fault(
         "branch_counts_from_its_rollout",
@@ -99,7 +99,7 @@ FAULTS = (
         "titan_rl/algorithms/batches/batching.py",
         "tuple(place - start for place in sample.starts if start <= place < stop)",
         "tuple(place for place in sample.starts if place < stop - start)",
-        ("diagnostics/test_doctor_masks.py::test_penalties_count_from_the_answer_that_a_token_is_in",),
+        ("diagnostics/doctor/test_doctor_masks.py::test_penalties_count_from_the_answer_that_a_token_is_in",),
     ),
     Fault(
         "forced_token_trained",

@@ -38,6 +38,12 @@ def _parser() -> Parser:
         "doctor", help="look a run over before it begins, with its own actors: the bugs that raise no error"
     )
     doctor.add_argument("file", help="TOML of the run; --section.key value overrides it")
+    doctor.add_argument(
+        "--rows",
+        type=int,
+        metavar="N",
+        help="instead: whether N rows' own answers earn their reward, and empty ones do not; 0: all rows",
+    )
     doctor.add_argument("--json", action="store_true")
 
     evaluate = commands.add_parser("eval", help="a Hugging Face directory on suites, or its held-out accuracy")
@@ -180,6 +186,10 @@ def _parser() -> Parser:
 
 
 def _doctor(options: argparse.Namespace, overrides: dict) -> int:
+    if options.rows is not None:
+        from titan_rl.diagnostics.doctor.rows import doctor_rows
+
+        return doctor_rows(options.file, overrides, options.rows, as_json=options.json)
     from titan_rl.diagnostics.doctor.command import doctor
 
     return doctor(options.file, overrides, as_json=options.json)

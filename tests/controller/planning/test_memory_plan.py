@@ -1,5 +1,7 @@
 """What a run will hold is told by arithmetic before it starts, and what cannot fit is refused then."""
 
+import json
+
 import pytest
 import torch
 from family_models import make
@@ -168,6 +170,20 @@ def test_on_a_cpu_snapshots_are_never_left_out_unasked(monkeypatch):
         with_limit(monkeypatch, GIB // 4)
     fitting, told = with_limit(monkeypatch, 24 * GIB)
     assert fitting.config.recovery.snapshot_every == 1 and len(told) == 1
+
+
+def test_workspaces_that_may_hold_more_than_is_left_are_told(monkeypatch, tmp_path):
+    row = dict(problem_statement="a", files={"a.py": "a = 1\n"}, calls=[], FAIL_TO_PASS=["a"])
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row | {'problem_statement': n})}\n" for n in "abcdef"))
+
+    def told(limit: float, **options) -> list[str]:
+        options = {"file": "rows.jsonl", "memory_mib": 512, "disk_mib": 256} | options
+        sections = {"task": {"name": "swe", "options": options}, "run": {"plugin_path": [str(tmp_path)]}}
+        return with_limit(monkeypatch, limit, **sections, eval={"prompts": 1}, sft={"steps": 0})[1]
+
+    [_, warning] = told(14 * GIB)
+    assert warning.startswith("warning: workspaces may hold up to 12.0 GiB") and "about 9." in warning
+    assert len(told(24 * GIB)) == len(told(14 * GIB, sessions=4)) == 1
 
 
 def test_a_launcher_s_hosts_have_memory_of_their_own(monkeypatch):

@@ -92,14 +92,14 @@ class Size:
 def fit_into_memory(checked: Checked) -> tuple[Checked, list[str]]:
     """Run that fits this machine's memory, and lines for people. Errors: as ``check_memory``."""
     fitting, chosen = with_snapshots_that_fit(checked)
-    return fitting, [line for line in (check_memory(fitting), chosen) if line]
+    return fitting, [line for line in (check_memory(fitting), _warning_of_episodes(fitting), chosen) if line]
 
 
 def check_memory(checked: Checked) -> str:
     """Line about the run's memory; empty with remote hosts. Errors: ConfigError for a run that cannot fit."""
     if _is_elsewhere(checked.config):
         return ""
-    needs, limit = (memory_needs if DEVICE_TYPE == "cpu" else host_needs)(checked), memory_limit()
+    needs, limit = _needs_here(checked), memory_limit()
     whole, certain = held_at_once(checked.config, needs) / GIB, held_at_once(checked.config, needs, ESTIMATED) / GIB
     by_process = "; ".join(map(str, needs)) + ("; in turns" if checked.config.placement.mode == "colocated" else "")
     if certain > limit / GIB:
@@ -109,6 +109,24 @@ def check_memory(checked: Checked) -> str:
         )
     where = "memory" if DEVICE_TYPE == "cpu" else "host memory"
     return f"{where}: about {whole:.1f} of {limit / GIB:.1f} GiB: {by_process}"
+
+
+def _needs_here(checked: Checked) -> list[Need]:
+    return (memory_needs if DEVICE_TYPE == "cpu" else host_needs)(checked)
+
+
+def _warning_of_episodes(checked: Checked) -> str:
+    """Warning where episodes may hold more than the rest of the run leaves; empty if they cannot."""
+    most = checked.task.most_episode_bytes * checked.config.verifier.procs
+    if not most or _is_elsewhere(checked.config):
+        return ""
+    left = max(memory_limit() - held_at_once(checked.config, _needs_here(checked)), 0)
+    if most <= left:
+        return ""
+    return (
+        f"warning: workspaces may hold up to {most / GIB:.1f} GiB of memory (task.options.sessions x (memory_mib + "
+        f"disk_mib), in each of verifier.procs processes), and about {left / GIB:.1f} are left: lower one of these"
+    )
 
 
 def _is_elsewhere(config: Config) -> bool:

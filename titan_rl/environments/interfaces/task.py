@@ -138,6 +138,11 @@ class Task:
         return not any(is_overridden(self, name, Task) for name in REPLYING)
 
     @property
+    def most_episode_bytes(self) -> int:
+        """Most bytes that episodes of one verifier process hold at once beside it, such as workspaces."""
+        return sum(part.most_episode_bytes for part in self.parts.values())
+
+    @property
     def parts(self) -> Mapping[str, "Task"]:
         """Tasks of a mixture (mixture.py) by label; empty for any other task."""
         return {}

@@ -11,7 +11,6 @@ Earnings are told as shares: 0 is what the worst of these earns on average, 1 wh
 
 import random
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
@@ -23,11 +22,11 @@ from titan_rl.config.sections.schema import TASKS_OF_OTHERS
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.data.types import Prompt, content_of
 from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
+from titan_rl.diagnostics.doctor.probes.scripted import ScriptedEpisodes
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.rollout.demonstrations import worked_answers
 from titan_rl.environments.scoring.scorer import Scorer
-from titan_rl.mesh.processes.deadlines import within
 
 _PROMPTS, _MOST_TURNS = 8, 8
 FORMS = (
@@ -169,37 +168,18 @@ def _answers(task: Task, prompt: Prompt, right: list[list[str]], number: int) ->
 
 
 class _Play:
-    """Episode with scripted answers, scored. Errors: CheckFailed for a right answer that cannot be scored."""
+    """Reward of scripted answers. Errors: CheckFailed for a right answer that cannot be scored."""
 
     def __init__(self, checked: Checked, scorer: Scorer) -> None:
-        self.task, self.scorer, self.patience = checked.task, scorer, checked.config.verifier.step_timeout
-        self.most = min(checked.config.rollout.max_turns, _MOST_TURNS)
+        config = checked.config
+        most = min(config.rollout.max_turns, _MOST_TURNS)
+        self._episodes = ScriptedEpisodes(checked.task, scorer, config.verifier.step_timeout, most)
         self.seconds = 0.0
 
     async def __call__(self, prompt: Prompt, answers: list[str], *, is_right: bool) -> float:
-        played, paid = await self._turns(prompt, answers)
-        [score], seconds = await self.scorer.score(prompt, [played])
-        if score.status != "ok":
-            if is_right:
-                raise CheckFailed("a right answer cannot be scored", f"{prompt.id}: {score.status}: {score.message}")
-            return 0.0
+        played = await self._episodes.play(prompt, answers)
         if is_right:
-            self.seconds = max(self.seconds, seconds)
-        return score.reward + paid
-
-    async def _turns(self, prompt: Prompt, answers: list[str]) -> tuple[list[str], float]:
-        """What was said before the episode was over, the last answer again and again, and what the environment paid."""
-        task = task_of(self.task, prompt)
-        environment, played, paid = task.environment(prompt), [], 0.0
-        async with task.sessions or nullcontext():
-            try:
-                await within(self.patience, f"a reset for {prompt.id}", environment.reset())
-                while len(played) < max(self.most, len(answers)):
-                    played.append(answers[min(len(played), len(answers) - 1)])
-                    reply = await within(self.patience, f"a reply to {prompt.id}", environment.step(played[-1]))
-                    paid += reply.reward or 0.0
-                    if not reply.messages:
-                        break
-            finally:
-                await environment.close()
-        return played, paid
+            if (score := played.score).status != "ok":
+                raise CheckFailed("a right answer cannot be scored", f"{prompt.id}: {score.status}: {score.message}")
+            self.seconds = max(self.seconds, played.seconds)
+        return played.reward

@@ -204,6 +204,10 @@ class SweTask(RowsTask):
         return self._workspaces
 
     @property
+    def most_episode_bytes(self) -> int:
+        return self.options.sessions * (self._limits.memory + self._limits.disk)
+
+    @property
     def _limits(self) -> WorkspaceLimits:
         options = self.options
         return WorkspaceLimits(

@@ -28,7 +28,7 @@ from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.trainer.step.learner import Gradients, Learner
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = tuple(healthy_runs.healthy_runs(Path(), Path(), Path()))
 
 
