@@ -2,13 +2,12 @@
 
 import asyncio
 
-from monarch.actor import Actor, ActorError
+from monarch.actor import Actor
 
-from titan_rl.compat.monarch.actors import SupervisionError
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.text.tokenizer import load_tokenizer
-from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
+from titan_rl.data.types import Group, Prompt, Rollout, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.interfaces.task import Task, parts_of
 from titan_rl.environments.rollout.demonstrations import demonstrate_all
@@ -16,21 +15,11 @@ from titan_rl.environments.rollout.group import Judge, run_group
 from titan_rl.environments.rollout.suites import is_of_suite, make_all
 from titan_rl.environments.scoring.reward_model import RewardModelScorer
 from titan_rl.environments.scoring.scorer import GradedScorer
+from titan_rl.mesh.members.asked_generator import AskedGenerator, ReplicaFailed
 from titan_rl.mesh.processes.concurrent import concurrent_endpoint
-from titan_rl.mesh.processes.deadlines import DeadlineError, within
 from titan_rl.mesh.processes.fault_injection import inject_fault
 from titan_rl.mesh.processes.remote_eval import run_examination
 from titan_rl.mesh.resources.imports import import_all
-from titan_rl.mesh.supervision.remote_call import actor_of
-
-
-class ReplicaFailed(RuntimeError):
-    """Failure of a replica; another may sample the group."""
-
-    @property
-    def is_request_refused(self) -> bool:
-        """Whether the generator rejected the request as invalid."""
-        return isinstance(self.__cause__, ActorError) and isinstance(self.__cause__.exception, RequestRefused)
 
 
 class Verifier(Actor):
@@ -44,6 +33,8 @@ class Verifier(Actor):
         self.judge: Judge | None = None
         self.task: Task | None = None
         self.endpoint: Endpoint | None = None
+        self.asked: dict[str, AskedGenerator] = {}
+        """Generator of each group under way, by prompts."""
 
     @concurrent_endpoint
     async def prepare(self) -> None:
@@ -89,24 +80,17 @@ class Verifier(Actor):
 
     @concurrent_endpoint
     async def run_group(self, prompt: Prompt, sampling: Sampling, reference: bytes) -> Group:
-        """All samples of a prompt, scored, from one replica (they share its prefix cache)."""
+        """All samples of a prompt, scored, from one replica at a time (they share its prefix cache)."""
         inject_fault()
         task, scorer = self._started()
         patience = 0.8 * self.config.verifier.episode_timeout  # the dispatcher's own deadline must come later
-        generator = actor_of(reference)
-
-        async def ask(request: Request) -> list[Completion]:
-            try:
-                return await within(patience, "an answer of the generator", generator.generate.call_one(request))
-            except (ActorError, SupervisionError, DeadlineError) as error:
-                raise ReplicaFailed from error
-
+        self.asked[prompt.id] = asked = AskedGenerator(reference, patience)
         try:
             return await run_group(
                 prompt,
                 task=task,
                 tokenizer=self.tokenizer,
-                ask=ask,
+                ask=asked.ask,
                 score=scorer.score,
                 sampling=sampling,
                 seed=self.config.run.seed,
@@ -122,6 +106,21 @@ class Verifier(Actor):
                 replica_failure=str(failure.__cause__),
                 is_request_refused=failure.is_request_refused,
             )
+        finally:
+            if self.asked[prompt.id] is asked:
+                del self.asked[prompt.id]
+
+    @concurrent_endpoint
+    async def move_group(self, prompt_id: str, reference: bytes | None) -> None:
+        """Send a group's requests to another generator, since its own has died; None: another is to come."""
+        if (asked := self.asked.get(prompt_id)) is not None:
+            asked.move(reference)
+
+    @concurrent_endpoint
+    async def end_group(self, prompt_id: str) -> None:
+        """End a group that nobody waits for any more."""
+        if (asked := self.asked.get(prompt_id)) is not None:
+            asked.end()
 
     def _started(self) -> tuple[Task, GradedScorer]:
         """What ``start`` has made."""

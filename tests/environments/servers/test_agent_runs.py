@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.rollouts import read_rollouts
 
 TASK = """
+import asyncio
+import os
+
 import openai
 
 from titan_rl.config.sections.schema import TaskConfig
@@ -32,8 +36,12 @@ class TwoTries:
         self.task, self.prompt = task, prompt
 
     async def run(self, model):
+        begun = os.open(__file__ + ".begun", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+        os.write(begun, (self.prompt.id + "\\n").encode())
+        os.close(begun)
         async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.api_key) as client:
             first = await self.said(client, self.prompt.text)
+            await asyncio.sleep(0.2)  # so that some are always in the middle
             tries = [await self.said(client, f"{self.prompt.text}{first}=") for _ in range(2)]
         return max(sum(self.task.score(self.prompt, [said]).values()) for said in (first, *tries))
 
@@ -74,6 +82,7 @@ class Task:
 
 @pytest.mark.slow
 def test_an_agent_is_trained_on_what_it_was_answered(tmp_path):
+    """Those in the middle at a generator's death go on at another, and begin no second time."""
     (tmp_path / "tries.py").write_text(TASK)
     root = tmp_path / "run"
     flags = "--run.plugin_path", f"['{tmp_path}']"
@@ -99,4 +108,7 @@ def test_an_agent_is_trained_on_what_it_was_answered(tmp_path):
         assert num_repeated == rollout.turns[0].stop - rollout.turns[0].start
         shared = rollout.turns[0].stop
         assert np.array_equal(rollout.tokens[:shared], rollout.tokens[second[0] : second[0] + shared])
+    begun = Counter((tmp_path / "tries.py.begun").read_text().split())
+    assert {begun[group.prompt_id] for group in groups} == {4}
+    assert read(RunDir(root).ledger, lambda ledger: ledger.execute("select sum(retries) from prompts").fetchone()[0])
     assert not flaws(RunDir(root).ledger) and not read(RunDir(root).ledger, read_account)["pending"]

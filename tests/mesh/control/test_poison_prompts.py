@@ -73,6 +73,8 @@ class Mesh:
         self.strikes = list(strikes)
         """Why engines die whatever they do, one after the other."""
         self.said, self.events, self.reissued, self.answered = [], [], [], []
+        self.moves: dict[str, asyncio.Queue] = {}
+        """Of each group under way, where it is to go on."""
         self.started: list[Process] = []
         self.deaths: Counter[str] = Counter()
         self.generators = SimpleNamespace(
@@ -112,21 +114,35 @@ class Mesh:
         replica.kill()
 
     async def call(self, verifier: Process, request: RemoteCall[Group], *, seconds, what):
-        """In the place of a verifier's ``run_group``."""
+        """In the place of a verifier's endpoints."""
+        if request.endpoint != "run_group":
+            if verifier.is_dead:
+                raise ActorDied([verifier], what)
+            name, *reference = request.arguments
+            self.moves[name].put_nowait(reference[0] if reference else b"")
+            return None
         prompt, sampling, replica = request.arguments
-        leader = self.started[actor_of(replica)]
-        self.answered.append(prompt.id)
-        await asyncio.sleep(0.001)
-        if self.strikes and not leader.is_dead:
-            leader.why = self.strikes.pop()
-            leader.kill()
-        if prompt.id in self.kills:
-            leader.kill()
-        if prompt.id in self.kills_verifier:
-            verifier.kill()
-        await asyncio.sleep(0.001)
-        if verifier.is_dead:
-            raise ActorDied([verifier], what)
+        self.moves[prompt.id] = asyncio.Queue()
+        while True:
+            leader = self.started[actor_of(replica)]
+            self.answered.append(prompt.id)
+            await asyncio.sleep(0.001)
+            if self.strikes and not leader.is_dead:
+                leader.why = self.strikes.pop()
+                leader.kill()
+            if prompt.id in self.kills:
+                leader.kill()
+            if prompt.id in self.kills_verifier:
+                verifier.kill()
+            await asyncio.sleep(0.001)
+            if verifier.is_dead:
+                raise ActorDied([verifier], what)
+            if not leader.is_dead:
+                break
+            while (replica := await self.moves[prompt.id].get()) is None:
+                pass
+            if not replica:
+                raise AssertionError("nobody waits for it")
         if prompt.id in self.refused:
             failure = "ValueError: token 99 is out of vocabulary"
             return Group(prompt.id, [], refused="infra_error", replica_failure=failure, is_request_refused=True)

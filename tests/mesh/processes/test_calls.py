@@ -19,7 +19,7 @@ from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, RoleEndpoints, TrainerEndpoints, VerifierEndpoints
 from titan_rl.mesh.processes.blame import Ending, Outcome, to_blame
 from titan_rl.mesh.supervision.actor_process import ActorDied
-from titan_rl.mesh.supervision.calls import call_all, call_each
+from titan_rl.mesh.supervision.calls import Deadline, call_all, call_each
 from titan_rl.mesh.supervision.remote_call import RemoteCall, SidecarEndpoints, stub
 from titan_rl.mesh.supervision.sidecar import Sidecar
 
@@ -151,6 +151,25 @@ def test_all_that_hang_are_ended_at_the_deadline():
         processes = [FakeProcess("a", never), FakeProcess("b", seven), FakeProcess("c", never)]
         with pytest.raises(ActorDied, match="^a hung, c hung while saving$"):
             await call_all(processes, ASK, seconds=0.05, what="saving")
+
+    asyncio.run(run())
+
+
+def test_a_deadline_that_begins_anew_is_waited_for():
+    async def run():
+        allowed, slow = Deadline(0.3), asyncio.Event()
+
+        async def answer():
+            await slow.wait()
+            return 7
+
+        process = FakeProcess("a", answer)
+        work = asyncio.ensure_future(call_all([process], ASK, seconds=allowed, what="saving"))
+        for _ in range(3):
+            await asyncio.sleep(0.15)
+            allowed.restart()
+        slow.set()
+        assert await work == [7] and not process.is_dead
 
     asyncio.run(run())
 

@@ -276,7 +276,7 @@ class VerifierConfig:
     step_timeout: Seconds = 60.0
     """Seconds that an environment may take for a reply; then the rollout is a ``timeout``."""
     episode_timeout: Seconds = 300.0
-    """Seconds that a whole group may take."""
+    """Seconds that a whole group may take, from its begin or its engine's death on."""
 
 
 @dataclass(kw_only=True)

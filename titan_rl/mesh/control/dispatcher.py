@@ -1,9 +1,15 @@
-"""Prompts go to a verifier and a replica, and again to others if one of them dies or fails."""
+"""Prompts go to a verifier and an engine, and on to others if one of them dies or fails.
+
+a verifier is chosen ─▶ an engine is chosen ─▶ the group is sampled, scored, done
+        ▲                        ▲                  │
+        │                        └── engine dies ───┤   the group goes on where it was (asked_generator.py)
+        └───── verifier dies, engine raises ────────┘   the group begins again
+"""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, Rollout, Sampling
@@ -15,8 +21,10 @@ from titan_rl.mesh.members.replica import Replica
 from titan_rl.mesh.members.router import NoneLeft, Router
 from titan_rl.mesh.members.verifiers import Verifiers
 from titan_rl.mesh.processes.background import retrieve_exception
+from titan_rl.mesh.processes.deadlines import unless
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
-from titan_rl.mesh.supervision.calls import call, done_or_dead
+from titan_rl.mesh.supervision.calls import Deadline, call, done_or_dead
+from titan_rl.mesh.supervision.remote_call import RemoteCall
 
 POISON = "poison"
 """Why a prompt is refused that engines died of, or could not take."""
@@ -76,24 +84,16 @@ class Dispatcher:
             self._reasons.pop(prompt.id, None)
 
     async def _try(self, prompt: Prompt, sampling: Sampling) -> Group | None:
-        """None if somebody died or failed meanwhile. One that was there at a death is sampled alone."""
+        """None if the group is to begin again, since a verifier died or an engine failed."""
         patience, name = self.config.mesh.start_timeout, prompt.id
-        await self._wake_generators()
-        async with (
-            self.generators.router.choose(patience, alone=self._at_engines.is_suspect(name)) as number,
-            self.verifiers.router.choose(patience, alone=self._at_verifiers.is_suspect(name)) as verifier,
-        ):
-            replica = self.generators.replicas.get(number)
-            if replica is None or verifier not in self.verifiers.procs:  # it died while another was waited for
-                return None
-            self._attempts[name] = time.monotonic()
-            with replica, self._reported_if_slow(name):
-                group = await self._run_group_on(verifier, replica, prompt, sampling)
+        async with self.verifiers.router.choose(patience, alone=self._at_verifiers.is_suspect(name)) as number:
+            verifier: ActorProcess = self.verifiers.procs[number]
+            group = await self._run_group_at(verifier, prompt, sampling)
         if group is None:
             if not self._is_poison(name):
                 self._on_retry(name)
             return None
-        group.verifier = f"verifier {verifier}"
+        group.verifier = f"verifier {number}"
         self.verifiers.note_scoring(group.verifier, group.seconds_score)
         self.generators.router.worked()
         self.verifiers.router.worked()
@@ -106,33 +106,74 @@ class Dispatcher:
         if self._weights is not None:
             await self._weights.wake()
 
-    async def _run_group_on(self, number: int, replica: Replica, prompt: Prompt, sampling: Sampling) -> Group | None:
-        """None if somebody died or failed meanwhile."""
-        seconds, what = self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}"
-        verifier: ActorProcess = self.verifiers.procs[number]
-        work = asyncio.ensure_future(
-            call(verifier, VerifierEndpoints.run_group(prompt, sampling, replica.reference), seconds=seconds, what=what)
-        )
-        work.add_done_callback(retrieve_exception)
-        await done_or_dead(work, replica.ranks)
-        if not work.done():
-            work.cancel()
-            self._engine_died(replica, prompt.id)
-            return None
+    async def _run_group_at(self, verifier: ActorProcess, prompt: Prompt, sampling: Sampling) -> Group | None:
+        """Group from one engine, and from another if that one dies; None as of ``_try``."""
+        work, name, allowed = None, prompt.id, Deadline(self.config.verifier.episode_timeout)
+        what = f"sampling prompt {name}"
+        try:
+            while True:
+                async with AsyncExitStack() as choice:
+                    replica = await unless(work, choice.enter_async_context(self._engine_for(name)))
+                    if work is None:
+                        assert replica is not None, "there is nothing else to wait for"
+                        if verifier.is_dead:  # while an engine was waited for
+                            return None
+                        request = VerifierEndpoints.run_group(prompt, sampling, replica.reference)
+                        work = asyncio.ensure_future(call(verifier, request, seconds=allowed, what=what))
+                        work.add_done_callback(retrieve_exception)
+                    elif replica is not None:
+                        await self._tell(verifier, VerifierEndpoints.move_group(name, replica.reference))
+                    allowed.restart()
+                    await done_or_dead(work, replica.ranks if replica is not None else ())
+                if work.done():
+                    return await self._outcome(work, verifier, replica, name)
+                assert replica is not None, "or the work is done"
+                self._engine_died(replica, name)
+                if self._is_poison(name):
+                    await self._tell(verifier, VerifierEndpoints.end_group(name))
+                    return None
+                self._on_retry(name)
+                await self._tell(verifier, VerifierEndpoints.move_group(name, None))
+        finally:
+            if work is not None:
+                work.cancel()
+
+    @asynccontextmanager
+    async def _engine_for(self, prompt_id: str) -> AsyncIterator[Replica]:
+        """Engine with the fewest groups; a prompt that was there at a death has one for itself. Errors: NoneLeft."""
+        await self._wake_generators()
+        patience, alone = self.config.mesh.start_timeout, self._at_engines.is_suspect(prompt_id)
+        async with self.generators.router.choose(patience, alone=alone) as number:
+            if (replica := self.generators.replicas.get(number)) is None:
+                raise NoneLeft("no generator is left: they are being stopped")
+            self._attempts[prompt_id] = time.monotonic()
+            with replica, self._reported_if_slow(prompt_id):
+                yield replica
+
+    async def _tell(self, verifier: ActorProcess, request: RemoteCall[None]) -> None:
+        """Tell a verifier, unless it dies."""
+        with suppress(ActorDied):
+            await call(verifier, request, seconds=self.config.mesh.step_timeout, what=request.endpoint)
+
+    async def _outcome(
+        self, work: asyncio.Future[Group], verifier: ActorProcess, replica: Replica | None, prompt_id: str
+    ) -> Group | None:
+        """Group of finished work. ``replica``: that it asked; None: it waited for one."""
         try:
             group = work.result()
         except ActorDied:
-            self._verifier_died(verifier, prompt.id)
+            self._verifier_died(verifier, prompt_id)
             return None
         except Exception as error:  # an episode never raises, so the verifier itself is at fault
             if not verifier.is_dead:
                 verifier.fail(error)
                 await asyncio.wait({verifier.died}, timeout=_END_SECONDS)
-            self._verifier_died(verifier, prompt.id)
+            self._verifier_died(verifier, prompt_id)
             return None
         if not group.replica_failure:
             return group
-        self._engine_failed(replica, group)
+        if replica is not None:
+            self._engine_failed(replica, group)
         return None
 
     async def complete(self, request: Request) -> list[Completion]:

@@ -23,6 +23,20 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
+async def unless(other: asyncio.Future | None, work: Coroutine[Any, Any, T]) -> T | None:
+    """Result of the work, which is cancelled once ``other`` is done; None then."""
+    if other is None:
+        return await work
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
 async def within(seconds: float, what: str, awaitable: Awaitable[T]) -> T:
     """The awaitable's result. Errors: DeadlineError naming ``what`` after ``seconds``."""
 

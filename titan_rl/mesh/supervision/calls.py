@@ -1,6 +1,7 @@
 """Calls to actors, each with a deadline: who dies, hangs or raises is known by name."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -23,7 +24,19 @@ _GONE_SECONDS, _KILLED_SECONDS = 1.0, 5.0
 _FIRST = asyncio.FIRST_COMPLETED
 
 
-async def call(process: ActorProcess, request: RemoteCall[R], *, seconds: float, what: str) -> R:
+class Deadline:
+    """Deadline of a call that may begin anew while the call is under way."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Allow all of the seconds again, from now on."""
+        self.at = time.monotonic() + self.seconds
+
+
+async def call(process: ActorProcess, request: RemoteCall[R], *, seconds: float | Deadline, what: str) -> R:
     """Answer of one actor. Errors: ActorDied; whatever the actor raises."""
     [answer] = await call_each([(process, request)], seconds=seconds, what=what)
     return answer
@@ -35,7 +48,11 @@ async def call_all(processes: Iterable[ActorProcess], request: RemoteCall[R], *,
 
 
 async def call_each(
-    calls: Sequence[tuple[ActorProcess, RemoteCall[R]]], *, seconds: float, what: str, one_fails_all: bool = False
+    calls: Sequence[tuple[ActorProcess, RemoteCall[R]]],
+    *,
+    seconds: float | Deadline,
+    what: str,
+    one_fails_all: bool = False,
 ) -> list[R]:
     """Answers, each actor being called with arguments of its own, once every one has answered, failed or died.
 
@@ -44,7 +61,7 @@ async def call_each(
     """
     group = _GroupCall(calls, one_fails_all)
     try:
-        await group.wait(seconds)
+        await group.wait(seconds if isinstance(seconds, Deadline) else Deadline(seconds))
     finally:
         group.cancel()
     return group.answers(what)
@@ -82,17 +99,19 @@ class _GroupCall(Generic[R]):
     def _outcomes(self, is_late: bool = False) -> list[Outcome | None]:
         return [self._outcome(place, is_late) for place in range(len(self._tasks))]
 
-    async def wait(self, seconds: float) -> None:
-        """Until every call has an outcome; those that hang are ended after ``seconds``."""
-        deadline = time.monotonic() + seconds
+    async def wait(self, allowed: Deadline) -> None:
+        """Until every call has an outcome; those that hang are ended at the deadline."""
+        settled = math.inf
+        """When those are ended that have not, although one has died or was ended."""
         while pending := [task for task in self._tasks if not task.done()]:
-            await asyncio.wait(pending, timeout=max(deadline - time.monotonic(), 0), return_when=_FIRST)
+            left = min(allowed.at, settled) - time.monotonic()
+            await asyncio.wait(pending, timeout=max(left, 0), return_when=_FIRST)
             await self._end_the_first_that_raised()
             if any(process.is_dead for process in self._processes):
-                deadline = min(deadline, time.monotonic() + _SETTLE_SECONDS)
-            if time.monotonic() >= deadline:
-                await self._end_the_hung(f"no answer in {seconds:g} s")
-                deadline = time.monotonic() + _SETTLE_SECONDS
+                settled = min(settled, time.monotonic() + _SETTLE_SECONDS)
+            if time.monotonic() >= min(allowed.at, settled):
+                await self._end_the_hung(f"no answer in {allowed.seconds:g} s")
+                settled, allowed = time.monotonic() + _SETTLE_SECONDS, Deadline(math.inf)
         await self._end_the_first_that_raised()
 
     async def _end_the_hung(self, known_by: str) -> None:

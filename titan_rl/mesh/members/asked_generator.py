@@ -1,0 +1,92 @@
+"""Generator that a group's requests go to, as its verifier has it, and another in its place if it dies.
+
+    ask ─▶ generator ─▶ completions
+              └─ dies ─▶ the request waits ─▶ move ─▶ the same request at another
+
+Answers, environments, sandboxes and agents of the group stay, and do not hear of it.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+from monarch.actor import ActorError
+
+from titan_rl.compat.monarch.actors import SupervisionError
+from titan_rl.data.types import Completion, Request, RequestRefused
+from titan_rl.mesh.processes.background import retrieve_exception
+from titan_rl.mesh.processes.deadlines import DeadlineError, within
+from titan_rl.mesh.supervision.remote_call import actor_of
+
+_NEWS_SECONDS = 2.0
+"""How long a failed request waits for the news that its generator has died."""
+
+
+class ReplicaFailed(RuntimeError):
+    """Failure of a replica; another may sample the group."""
+
+    @property
+    def is_request_refused(self) -> bool:
+        """Whether the generator rejected the request as invalid."""
+        return isinstance(self.__cause__, ActorError) and isinstance(self.__cause__.exception, RequestRefused)
+
+
+class AskedGenerator:
+    """Owner of what a group under way asks."""
+
+    def __init__(self, reference: bytes, patience: float):
+        """``patience``: seconds for each answer, and for all of a group's waits for another generator."""
+        self._generator: Any = actor_of(reference)
+        """None while there is none."""
+        self._patience, self._began = patience, time.monotonic()
+        self._is_over = False
+        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def move(self, reference: bytes | None) -> None:
+        """Send requests under way and later ones to another generator; None: it is still to come."""
+        self._generator = None if reference is None else actor_of(reference)
+        self._notify()
+
+    def end(self) -> None:
+        """Fail all requests, since nobody waits for the group any more."""
+        self._is_over = True
+        self._notify()
+
+    def _notify(self) -> None:
+        self._change.set_result(None)
+        self._change = asyncio.get_running_loop().create_future()
+
+    async def ask(self, request: Request) -> list[Completion]:
+        """Completions of a request. Errors: ReplicaFailed."""
+        while True:
+            generator = await self._present()
+            answer = within(self._patience, "an answer of the generator", generator.generate.call_one(request))
+            work = asyncio.ensure_future(answer)
+            work.add_done_callback(retrieve_exception)
+            try:
+                while not work.done() and self._generator is generator and not self._is_over:
+                    await asyncio.wait({work, self._change}, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    return work.result()
+            except (ActorError, SupervisionError, DeadlineError) as error:
+                failure = ReplicaFailed()
+                failure.__cause__ = error
+                if failure.is_request_refused or not await self._is_moved_from(generator):
+                    raise failure from error
+            finally:
+                work.cancel()
+
+    async def _present(self) -> Any:
+        """Generator, once there is one. Errors: ReplicaFailed."""
+        deadline = self._began + self._patience
+        while self._generator is None and not self._is_over and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait({self._change}, timeout=left)
+        if self._generator is None or self._is_over:
+            raise ReplicaFailed("no other generator came") from TimeoutError("no other generator came in time")
+        return self._generator
+
+    async def _is_moved_from(self, generator: Any) -> bool:
+        """Whether requests go elsewhere, which is waited for a moment."""
+        if self._generator is generator and not self._is_over:
+            await asyncio.wait({self._change}, timeout=_NEWS_SECONDS)
+        return self._generator is not generator and not self._is_over
