@@ -57,11 +57,14 @@ class Generator(Actor):
         return here()
 
     @concurrent_endpoint
-    async def needs(self) -> Units:
-        """Checkpoint boxes that this rank stores, recorded from vLLM's own loader."""
+    async def needs(self, adapters: dict[str, int] | None = None) -> Units:
+        """Checkpoint boxes that this rank stores, recorded from vLLM's own loader. ``adapters``: ranks of those that
+        are to come in place of weights, by the weights' names."""
+        from titan_rl.generator.adapter_reader import adapter_needs
         from titan_rl.generator.vllm_recording import needs
 
-        return needs(self.engine.recorded, Interner())
+        recorded, interner = self.engine.recorded, Interner()
+        return needs(recorded, interner) if adapters is None else adapter_needs(recorded, adapters, interner)
 
     @concurrent_endpoint
     async def connect(self, setup: ReaderSetup) -> RelayHandle | None:

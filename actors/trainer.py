@@ -28,6 +28,7 @@ from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
 from titan_rl.trainer.state.snapshot_kinds import make_snapshots
 
 if TYPE_CHECKING:  # a process has these imported once it has joined
+    from titan_rl.models.weights.shards import Shard
     from titan_rl.trainer.memory.parameter_memory import TrainedTensor
     from titan_rl.trainer.objective.preparation import RowColumns
     from titan_rl.trainer.rank_interface import TrainerRank
@@ -211,7 +212,16 @@ class Trainer(Actor):
     @endpoint
     def holdings(self) -> Units:
         """Parameter boxes that this rank can serve to generators."""
-        return holdings(self.policy_side.shards(), Interner())
+        return holdings(self._sent, Interner())
+
+    @property
+    def _sent(self) -> "list[Shard]":
+        """What generators are sent: weights, with adapters merged, or adapters alone."""
+        learner = self.policy_side
+        if not self.config.sends_adapters:
+            return learner.shards()
+        assert learner.policy.adapters is not None, "[lora] is on"
+        return learner.policy.adapters.shards
 
     @endpoint
     def open_region(
@@ -223,7 +233,7 @@ class Trainer(Actor):
         """
         self._withdraw()
         learner = self.policy_side
-        self.writer = writer = WeightWriter(self.rank, learner.shards(), layout, learner.device, on_host, epoch)
+        self.writer = writer = WeightWriter(self.rank, self._sent, layout, learner.device, on_host, epoch)
         learner.before_update = self._before_update
         return writer.region.handle(over_rdma, over_tcp)
 

@@ -284,6 +284,17 @@ def test_what_cannot_be_adapted_is_told_in_one_line(lora, words):
     assert all(word in line for word in words), line
 
 
+def test_adapters_are_sent_alone_between_hosts_and_where_it_is_asked_for():
+    def sends(sync: str, hosts: dict | None = None, **sections) -> bool:
+        tables = {"lora": LORA | {"sync": sync}, "hosts": hosts or {}} | sections
+        return load_config(None, tables).sends_adapters
+
+    hosts = {"launcher": "slurm", "count": 2}
+    assert [sends(sync) for sync in ("auto", "adapter", "merged")] == [False, True, False]
+    assert [sends(sync, hosts) for sync in ("auto", "adapter", "merged")] == [True, True, False]
+    assert not sends("adapter", lora={"sync": "adapter"})
+
+
 def test_experts_are_refused_by_name_and_left_out_by_default(moe):
     line = refusal(model={"path": str(moe)}, lora={"rank": 4, "targets": ["gate_proj"]})
     assert "'gate_proj' outside of its experts" in line

@@ -27,6 +27,8 @@ from vllm.platforms import current_platform
 
 from titan_rl.compat.vllm.layers import forget_packed_experts
 from titan_rl.compat.vllm.loading import give_new_memory, has_weight_transfer, process_layer
+from titan_rl.config.model_directory.directory import stored_tensors
+from titan_rl.generator.adapter_reader import AdapterReader
 from titan_rl.generator.vllm_head import widen_head_once
 from titan_rl.generator.vllm_loader import round_parameters
 from titan_rl.generator.vllm_recording import Recorded, Target, record
@@ -76,8 +78,12 @@ class ChannelEngine(WeightTransferEngine):
 
     def init_transfer_engine(self, init_info: ChannelInit) -> None:
         setup = init_info.setups[get_tensor_model_parallel_rank()]
-        # as many threads as this process has cores: the others are the trainer's
-        reader = WeightReader(setup, self.device, threads=torch.get_num_threads())
+        threads = torch.get_num_threads()  # as many as this process has cores: the others are the trainer's
+        if setup.adapter_scale is None:
+            reader = WeightReader(setup, self.device, threads)
+        else:
+            base = stored_tensors(self.model_config.model)
+            reader = AdapterReader(setup, self.device, self.recorded, base, threads)
         targets: dict[tuple[str, Box], list[Target]] = defaultdict(list)
         for copy in self.recorded:
             targets[copy.name, copy.box].append(copy.target)

@@ -214,7 +214,9 @@ class Meshes:
             seats=seats_of(devices, *ranks.of_trainer),
             record=self.record,
         )
-        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, self.record, record_event)
+        scale = config.lora.alpha / config.lora.rank if config.sends_adapters else None
+        patience = config.mesh.step_timeout
+        link = WeightLink(self.trainers, config.mesh.transport, patience, self.record, record_event, scale)
         environment = generator_environment(threads, on_cpu)
         is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
         self.generators = Generators(actors.generator, run, max_tokens, environment, link, devices)

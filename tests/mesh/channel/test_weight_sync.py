@@ -196,11 +196,21 @@ def test_a_trainer_rank_killed_in_a_sync_is_named(model, tmp_path):
     asyncio.run(run())
 
 
-def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_path):
+ADAPTERS_ALONE = {
+    "lora": {"rank": 3, "alpha": 12.0, "sync": "adapter"},
+    "parallelism": {"data_parallel_shard_degree": 2},
+}
+
+
+@pytest.mark.parametrize("tables", [{}, ADAPTERS_ALONE], ids=["weights", "adapters alone, of two ranks"])
+def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_path, tables):
     async def run():
-        async with meshes_of(model, tmp_path, generator={"tensor_parallel": 2}) as meshes:
+        async with meshes_of(model, tmp_path, generator={"tensor_parallel": 2}, **tables) as meshes:
             await sync(meshes, 0)
             replica = meshes.generators.replicas[0]
+            await learn(meshes, 1)
+            _, fetched, stored = await replica.leader.account.call_one()
+            assert fetched < 0.2 * stored if tables else fetched >= stored
             target = pid_of(meshes, "generator 0 rank 1")
             await meshes.weights.stage(1)
             await call_all(replica.ranks, GeneratorEndpoints.fetch(1, 30.0), seconds=30, what="fetching")

@@ -20,6 +20,9 @@ class LoraConfig:
     """Projections by Hugging Face's names, such as ``q_proj``; empty: all but experts."""
     adapter: str = ""
     """A directory of PEFT's with the adapter to begin with; empty: a new one, which changes nothing at first."""
+    sync: Literal["auto", "adapter", "merged"] = "auto"
+    """What generators are sent: the adapter alone, which they merge into the base weights of the model's directory, or
+    merged weights; auto: the adapter where there are ``[hosts]``."""
 
 
 @dataclass(kw_only=True)

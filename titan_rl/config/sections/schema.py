@@ -422,6 +422,13 @@ class Config:
     titan: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
+    def sends_adapters(self) -> bool:
+        """Whether generators are sent adapters alone."""
+        if not self.lora.rank or not self.has_generators:
+            return False
+        return self.lora.sync == "adapter" or (self.lora.sync == "auto" and self.hosts.is_on)
+
+    @property
     def has_generators(self) -> bool:
         """Whether answers are sampled: to learn from, or in a run on data for its suites."""
         return not self.data.file or bool(self.eval.suites)

@@ -196,9 +196,9 @@ def host_needs(checked: Checked) -> list[Need]:
         needs["snapshots"] = NUM_SLOTS * state
     others = _beside_the_trainer(config)
     if config.has_generators and config.mesh.transport not in ("auto", *ON_GPU):
-        sent = size.parameters * bytes_of(config.generator.dtype)
-        needs["weights to send"] = NUM_SLOTS * sent
-        others[0].bytes_by_reason["weights"] = config.generator.replicas * sent
+        weights = size.parameters * bytes_of(config.generator.dtype)
+        needs["weights to send"] = NUM_SLOTS * _sent(config, size)
+        others[0].bytes_by_reason["weights"] = config.generator.replicas * weights
     return [Need("trainer", needs), *others, _controller(config, 1 + len(others))]
 
 
@@ -216,6 +216,11 @@ def _controller(config: Config, num_kinds: int) -> Need:
     return Need("controller and servers", {"libraries": (LIBRARIES["controller"] + standbys) * GIB})
 
 
+def _sent(config: Config, size: Size) -> float:
+    """Bytes of a version."""
+    return size.trained * WEIGHT if config.sends_adapters else size.parameters * bytes_of(config.generator.dtype)
+
+
 def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
     """Shards add up to one model for each replica; what FSDP gathers, every rank has by itself."""
     config, titan = checked.config, checked.titan
@@ -229,7 +234,7 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
         copies = NUM_SLOTS if config.lora.rank else NUM_SLOTS - 1  # else the state itself lies in the other slot
         needs["snapshots"] = copies * trained * (WEIGHT + MOMENTS)
     if config.has_generators:
-        needs["weights to send"] = NUM_SLOTS * size.parameters * bytes_of(config.generator.dtype)
+        needs["weights to send"] = NUM_SLOTS * _sent(config, size)
     gathers = training.mixed_precision_param != "float32" or parallelism.data_parallel_shard_degree > 1
     if gathers and parallelism.fsdp_reshard_after_forward == "never":
         is_wide = titan.world_size == 1 and training.mixed_precision_param == "bfloat16" and multiplies_wide()

@@ -222,6 +222,10 @@ class TaskWrapper(Task):
         return self.task.has_one_answer
 
     @property
+    def most_episode_bytes(self) -> int:
+        return self.task.most_episode_bytes
+
+    @property
     def parts(self) -> Mapping[str, Task]:
         return self.task.parts
 

@@ -47,6 +47,11 @@ class Box:
         size = tuple(e - s for s, e in zip(start, stop, strict=True))
         return Box(start, size) if all(n > 0 for n in size) else None
 
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """This box as an index into the whole tensor."""
+        return tuple(slice(s, s + n) for s, n in zip(self.start, self.size, strict=True))
+
     def within(self, outer: "Box") -> tuple[slice, ...]:
         """This box as an index into a tensor that holds ``outer``."""
         return tuple(slice(s - o, s - o + n) for s, n, o in zip(self.start, self.size, outer.start, strict=True))
@@ -77,6 +82,21 @@ def split_name(name: str) -> tuple[str, str]:
     """``model.layers.17.mlp.up_proj.weight`` is ``mlp.up_proj.weight`` of unit ``model.layers.17.``."""
     match = _UNIT.fullmatch(name)
     return (match[1], match[2]) if match else ("", name)
+
+
+WEIGHT, LORA_A, LORA_B = ".weight", ".lora_A.weight", ".lora_B.weight"
+"""Ends of the names of a weight and of its adapter's matrices, A [rank, inputs] and B [outputs, rank]."""
+
+
+def adapted_weights(holdings: Iterable[Units]) -> dict[str, int]:
+    """Names of the weights whose adapters trainer ranks hold, with the adapters' ranks."""
+    return {
+        f"{unit}{holding.name.removesuffix(LORA_B)}{WEIGHT}": holding.box.size[1]
+        for units in holdings
+        for unit, held in units.items()
+        for holding in held
+        if holding.name.endswith(LORA_B)
+    }
 
 
 class Interner:

@@ -69,6 +69,8 @@ class ReaderSetup:
     """In which the regions were opened."""
     relay: str = ""
     """If other ranks may take versions from this one: the name of its process, for them."""
+    adapter_scale: float | None = None
+    """Of the adapters that come instead of weights (generator/adapter_reader.py); None: weights come."""
 
 
 class WeightReader:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.channel.memory.region import RegionHandle
-from titan_rl.mesh.channel.plan import Interner, Plan
+from titan_rl.mesh.channel.plan import Interner, Plan, adapted_weights
 from titan_rl.mesh.channel.reader import ReaderSetup
 from titan_rl.mesh.channel.relay.gathering import Route
 from titan_rl.mesh.channel.transports import (
@@ -50,12 +50,15 @@ class WeightLink:
         seconds: float,
         record: StepRecord | None = None,
         record_event: Callable[..., None] = lambda kind, **fields: None,
+        adapter_scale: float | None = None,
     ):
         """``seconds``: of any call. ``record``: who took how long. ``record_event(kind,
-        **fields)`` hears who was to hand a version on and did not."""
+        **fields)`` hears who was to hand a version on and did not. ``adapter_scale``: of adapters, if they are sent in
+        place of the weights."""
         self.trainers, self.seconds = trainers, seconds
         self.setting: Setting = setting
         self._record, self._record_event = record or StepRecord(), record_event
+        self._adapter_scale = adapter_scale
         self.routes = WeightRoutes(setting)
         self.epoch = 0
         """Grows whenever the trainer's regions are opened: what is published in an earlier one is refused."""
@@ -83,11 +86,11 @@ class WeightLink:
     async def connect(self, replicas: list[Replica]) -> None:
         """Plan the transfer, open the regions and connect the replicas. Errors: PlanError."""
         ranks, first = self.trainers.of_policy, replicas[0].ranks
-        self._sources, holdings_by_rank, needs = await asyncio.gather(
-            self._call_all(ranks, TrainerEndpoints.place()),
-            self._call_all(ranks, TrainerEndpoints.holdings()),
-            self._call_all(first, GeneratorEndpoints.needs()),
+        self._sources, holdings_by_rank = await asyncio.gather(
+            self._call_all(ranks, TrainerEndpoints.place()), self._call_all(ranks, TrainerEndpoints.holdings())
         )
+        adapters = adapted_weights(holdings_by_rank) if self._adapter_scale is not None else None
+        needs = await self._call_all(first, GeneratorEndpoints.needs(adapters))
         interner = Interner()
         self.plan = Plan(
             [interner.again(units) for units in holdings_by_rank], [interner.again(units) for units in needs]
@@ -162,7 +165,8 @@ class WeightLink:
         plan = self._planned().reads(reader, replica)
         transports: list[Transport] = [chosen[holder] for holder in plan.holders]
         relay = process.name if is_relay(transports) else ""
-        return ReaderSetup(plan, [self.regions[holder] for holder in plan.holders], transports, self.epoch, relay)
+        regions = [self.regions[holder] for holder in plan.holders]
+        return ReaderSetup(plan, regions, transports, self.epoch, relay, self._adapter_scale)
 
     def undisturbed(self) -> asyncio.Lock:
         """A context in which no replica connects or takes a version."""
