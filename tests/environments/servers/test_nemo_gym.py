@@ -227,7 +227,7 @@ def redirect(body):
     ],
 )
 def test_what_goes_wrong_there_is_an_infra_error_by_name_and_no_reward(on, words, tmp_path):
-    timeout = 0.5 if hangs in on.values() else 60.0  # of a busy machine's answers none is too late
+    timeout = 0.5 if hangs in on.values() else 3.0  # in which a busy machine answers
     [rollout] = played(tmp_path, FakeNemoGym(on), ["increment_counter(1)", "4"], timeout=timeout)[0].rollouts
     assert (rollout.status, rollout.reward, rollout.reward_parts) == ("infra_error", 0.0, {})
     assert "http://127.0.0.1" in rollout.failure and all(word in rollout.failure for word in words), rollout.failure
