@@ -202,17 +202,21 @@ def test_a_host_that_has_booted_anew_gets_work_in_the_same_run(run):
 
 @pytest.mark.waits
 def test_a_slow_link_that_loses_packets_costs_time_and_nothing_else(tmp_path):
+    """By adapters, which travel alone between hosts."""
     link, hosts = machines.Link(delay=0.05, loss=0.01), HOSTS[:2]
     placed = dict(hosts__trainer="[0, 1]", hosts__generator="[1]", hosts__verifier="[0]")
     with machines.Machines("ctl", *hosts, folder=tmp_path, link=link) as cluster:
         run = host_runs.OverHosts(cluster, tmp_path, hosts, ("ctl",))
         run.wait_until_hosts_listen()
-        settings = SETTINGS | placed | dict(sft__steps=1, training__steps=2)
+        settings = SETTINGS | placed | dict(sft__steps=1, training__steps=2, lora__rank=4)
         code = run.begin("ctl", **settings).wait(2 * host_runs.SECONDS)
         assert code == 0, run.said("ctl")[-3000:]
         assert not run.events("died"), "nothing is taken for dead"
         assert sorted(host_runs.losses(run.root)) == [1, 2]
         seconds = [row["seconds_step"] for row in read_metrics(run.root) if "seconds_step" in row]
+        model = (run.root / "model" / "model.safetensors").stat().st_size
+        [*_, sent] = synced(run.root)
+        assert 0 < sent < 0.2 * model
         print(f"a step over such links takes {statistics.median(seconds):.1f} s")
 
 
@@ -221,10 +225,12 @@ def test_weights_and_batches_travel_over_tcp_inside_the_run_s_tls(run):
     for name in HOSTS:
         mine = run.cluster.address(name), str(Path(run.certificates, f"{name}.pem"))
         assert run.told[name] and set(run.told[name]) == {mine}
-    synced = [
-        row["weight_bytes_from_trainers"] for row in read_metrics(run.root) if "weight_bytes_from_trainers" in row
-    ]
-    assert synced and all(synced)
+    assert all(synced(run.root)) and synced(run.root)
+
+
+def synced(root: Path) -> list[float]:
+    """Bytes of each version that came from trainers."""
+    return [row["weight_bytes_from_trainers"] for row in read_metrics(root) if "weight_bytes_from_trainers" in row]
 
 
 def ledger(root: Path) -> dict:
