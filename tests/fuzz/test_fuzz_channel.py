@@ -12,7 +12,8 @@ from fuzzing import ANY_TEXT, as_json, fuzz, mutated, spoilt
 from hypothesis import strategies as st
 
 from titan_rl.mesh.channel.plan import Read
-from titan_rl.mesh.channel.tcp.client import BlockClient, Refused, WrongBlock
+from titan_rl.mesh.channel.tcp.client import BlockClient, Held, Refused, WrongBlock
+from titan_rl.mesh.channel.tcp.differences import difference
 from titan_rl.mesh.channel.tcp.protocol import (
     FRAME_BYTES,
     MAGIC,
@@ -77,6 +78,9 @@ class Region:
     def block(self, slot, block):
         return Block(8 * block, 8, 5)
 
+    def difference(self, slot, block, held):
+        return bytes(4) if held == 6 else None
+
 
 TOKEN = b"t" * TOKEN_BYTES
 
@@ -125,10 +129,14 @@ def test_whatever_a_client_says_ends_its_connection_alone(said):
 READS = [Read(holder=0, block=place, offset=8 * place, nbytes=8, into=8 * place) for place in range(2)]
 BLOCK = bytes(8)
 GOOD = Frame(Status.READY, 7, xxhash.xxh3_64_intdigest(BLOCK), 8).pack() + BLOCK
+HELD = b"\1" * 8
+CHANGES = difference(memoryview(HELD), memoryview(HELD[:7] + b"\2"))
+GOOD_CHANGES = Frame(Status.DIFFERENCE, 7, xxhash.xxh3_64_intdigest(HELD[:7] + b"\2"), len(CHANGES)).pack() + CHANGES
+SAYS = st.just(GOOD) | st.just(GOOD_CHANGES).flatmap(mutated) | FRAMES.map(Frame.pack) | st.binary(max_size=30)
 
 
-@fuzz(said=st.lists(st.just(GOOD) | FRAMES.map(Frame.pack) | st.binary(max_size=30), max_size=6).map(b"".join))
-def test_whatever_a_server_says_is_blocks_or_an_error_of_the_clients(said):
+@fuzz(said=st.lists(SAYS, max_size=6).map(b"".join), has_held=st.booleans())
+def test_whatever_a_server_says_is_blocks_or_an_error_of_the_clients(said, has_held):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(said)
@@ -138,8 +146,11 @@ def test_whatever_a_server_says_is_blocks_or_an_error_of_the_clients(said):
             torch.ones(16, dtype=torch.uint8),
             [],
         )
+        held = Held(6, {read.into for read in READS}, lambda read, changes: None) if has_held else None
         try:
-            client._take(ours, 7, 0, READS, buffer, time.monotonic() + 5, lambda read, checksum: done.append(read))
+            client._take(
+                ours, 7, 0, READS, buffer, time.monotonic() + 5, lambda read, checksum: done.append(read), held
+            )
         except (Refused, WrongBlock, OSError) as error:
             assert str(error).isprintable() and len(str(error)) < 300
         for read in done:

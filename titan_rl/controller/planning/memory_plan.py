@@ -229,7 +229,7 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
     models = [size, *_roles(checked)]
     weights = sum(model.parameters for model in models) * WEIGHT * copies
     trained = sum(model.trained for model in models) * copies
-    needs = {"weights": weights, "gradients": trained * GRADIENT, "moments": trained * MOMENTS}
+    needs: dict[str, float] = {"weights": weights, "gradients": trained * GRADIENT, "moments": trained * MOMENTS}
     if config.recovery.snapshot_every:
         copies = NUM_SLOTS if config.lora.rank else NUM_SLOTS - 1  # else the state itself lies in the other slot
         needs["snapshots"] = copies * trained * (WEIGHT + MOMENTS)

@@ -22,6 +22,7 @@ BENCHES = {
     "generate": "titan_rl.diagnostics.bench.models.generate",
     "weight-sync": "titan_rl.diagnostics.bench.weights.weight_sync",
     "between-hosts": "titan_rl.diagnostics.bench.weights.between_hosts",
+    "differences": "titan_rl.diagnostics.bench.weights.version_differences",
     "learning": "titan_rl.diagnostics.bench.learning.tomls",
     "learning-smollm2": "titan_rl.diagnostics.bench.learning.smollm2",
     "off-policy": "titan_rl.diagnostics.bench.learning.off_policy",

@@ -79,6 +79,9 @@ class StagedRows:
         handle = self.handles[block]
         return Block(handle.offset, handle.nbytes, handle.checksum)
 
+    def difference(self, slot: int, block: int, held: int) -> None:
+        """None: batches have no earlier versions."""
+
     def _register(self, offset: int, nbytes: int) -> Any:
         """An RDMABuffer."""
         from monarch.rdma import RDMABuffer

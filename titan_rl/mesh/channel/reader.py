@@ -45,7 +45,7 @@ from titan_rl.mesh.channel.sources import (
     open_source,
     share_out,
 )
-from titan_rl.mesh.channel.tcp.client import streams_each
+from titan_rl.mesh.channel.tcp.client import Held, streams_each
 from titan_rl.mesh.channel.transports import ON_GPU, Transport
 from titan_rl.mesh.channel.writer import piece_view
 from titan_rl.mesh.resources.background_thread import in_side_thread
@@ -110,7 +110,7 @@ class WeightReader:
                 f"version {version} is of epoch {route.epoch}, and the trainers known here are of {self.epoch}"
             )
         stamp = stamp_of(self.epoch, version)
-        target = Version(stamp, version % NUM_SLOTS, time.monotonic() + timeout)
+        target = Version(stamp, version % NUM_SLOTS, time.monotonic() + timeout, self._held_for(stamp))
         if self._relay is not None:
             self._relay.begin(stamp)
         try:
@@ -129,6 +129,19 @@ class WeightReader:
         self.bytes_read += sum(read.nbytes for read in self.plan.reads)
         self.held = version
         return fetched
+
+    def _held_for(self, stamp: int) -> Held | None:
+        """What the buffer holds, of which a version with this stamp may come as a difference."""
+        if self.held is None:
+            return None
+        relay, held = self._relay, stamp_of(self.epoch, self.held)
+        place_of = {read.into: place for place, read in enumerate(self.plan.reads)}
+
+        def keep(read: Read, changes: bytes) -> None:
+            if relay is not None:
+                relay.keep(place_of[read.into], held, stamp, changes)
+
+        return Held(held, set(place_of), keep)
 
     def _bytes_received(self) -> int:
         """Over TCP from trainers, ever."""

@@ -19,6 +19,7 @@ import torch
 
 from titan_rl.mesh.channel.memory.checksums import Sums, sums_for
 from titan_rl.mesh.channel.memory.pinned import pin
+from titan_rl.mesh.channel.tcp.differences import difference
 from titan_rl.mesh.channel.tcp.protocol import Status
 from titan_rl.mesh.channel.tcp.server import Address, Block, block_server
 from titan_rl.mesh.resources.host_identity import host_identity
@@ -160,6 +161,14 @@ class Region:
         start, stop = self.blocks[block]
         offset = header_pages(len(self.blocks)) + slot * self.slot_bytes + start
         return Block(offset, stop - start, int(self.header.checksums[slot, block]))
+
+    def difference(self, slot: int, block: int, held: int) -> bytes | None:
+        there = [other for other in range(NUM_SLOTS) if other != slot and int(self.header.stamps[other]) == held]
+        if not there:
+            return None
+        places = [self.block(each, block) for each in (there[0], slot)]
+        changes = difference(*(self.memory[place.offset : place.offset + place.nbytes] for place in places))
+        return changes if int(self.header.stamps[there[0]]) == held else None  # it may have been overwritten meanwhile
 
 
 def header_pages(num_blocks: int) -> int:

@@ -17,7 +17,7 @@ from titan_rl.mesh.channel.plan import Read
 from titan_rl.mesh.channel.relay.memory import RelayHandle, RelayView
 from titan_rl.mesh.channel.relay.trees import stripes
 from titan_rl.mesh.channel.sources import Tcp, TornRead, VersionUnavailable
-from titan_rl.mesh.channel.tcp.client import BlockClient, Done, Refused, WrongBlock, dealt, streams_each
+from titan_rl.mesh.channel.tcp.client import BlockClient, Done, Held, Refused, WrongBlock, dealt, streams_each
 from titan_rl.mesh.channel.tcp.protocol import Status
 from titan_rl.mesh.channel.transports import Transport
 from titan_rl.mesh.resources.background_thread import compute_alone
@@ -65,6 +65,8 @@ class Version:
     stamp: int
     slot: int
     deadline: float
+    held: Held | None = None
+    """Earlier version in the reader's memory."""
 
 
 async def ended(*works: Awaitable) -> None:
@@ -89,7 +91,8 @@ async def take_over_streams(
     pool, loop = ThreadPoolExecutor(len(shares), "blocks", compute_alone), asyncio.get_running_loop()
     whole = version.stamp, version.slot
     try:
-        works = (loop.run_in_executor(pool, source.take, *whole, s, buffer, version.deadline, done) for s in shares)
+        rest = buffer, version.deadline, done, version.held
+        works = (loop.run_in_executor(pool, source.take, *whole, share, *rest) for share in shares)
         await ended(*works)
     finally:
         pool.shutdown(wait=False)

@@ -17,7 +17,7 @@ import xxhash
 
 from titan_rl.mesh.channel.memory.region import WRITING
 from titan_rl.mesh.channel.plan import Read, ReadPlan
-from titan_rl.mesh.channel.tcp.client import IDLE_SECONDS, Refused, WrongBlock
+from titan_rl.mesh.channel.tcp.client import IDLE_SECONDS, Held, Refused, WrongBlock
 from titan_rl.mesh.channel.tcp.protocol import Frame, Status
 from titan_rl.mesh.channel.tcp.server import Address, Block, block_server
 
@@ -79,6 +79,8 @@ class Relay:
         self.header = RelayHeader(self._mapping, len(plan.reads))
         self.header.state[:] = self.header.stamps[:] = WRITING
         self.data = torch.frombuffer(self._mapping, dtype=torch.uint8, offset=begin, count=self._nbytes)
+        self._differences: dict[int, tuple[int, int, bytes]] = {}
+        """Of blocks that came so: stamps of the earlier and the later version, and the difference."""
         self._address = block_server().serve(self)
 
     @property
@@ -89,11 +91,16 @@ class Relay:
         """Begin to receive a version; blocks with its stamp stay."""
         if self.header.state[_TARGET] != stamp:
             self.header.stamps[:] = WRITING
+            self._differences.clear()
         self.header.state[_FAILED] = WRITING
         self.header.state[_TARGET] = stamp
 
     def has(self, block: int, stamp: int) -> bool:
         return int(self.header.stamps[block]) == stamp
+
+    def keep(self, block: int, held: int, stamp: int, changes: bytes) -> None:
+        """Keep a block's difference between two versions, for those that have the earlier one."""
+        self._differences[block] = held, stamp, changes
 
     def put(self, block: int, stamp: int, checksum: int) -> None:
         """Stamp a block whose checked bytes are in ``data``."""
@@ -123,6 +130,10 @@ class Relay:
         read = self._places[block]
         return Block(self._begin + read.into, read.nbytes, int(self.header.checksums[block]))
 
+    def difference(self, slot: int, block: int, held: int) -> bytes | None:
+        earlier, later, changes = self._differences.get(block, (held, held, b""))
+        return changes if earlier == held != later == int(self.header.stamps[block]) else None
+
 
 class RelayView:
     """Another process's relay on this host, mapped."""
@@ -143,10 +154,13 @@ class RelayView:
         buffer: torch.Tensor,
         deadline: float,
         done: Callable[[Read, int], None],
+        held: Held | None = None,
     ) -> None:
         """As ``BlockClient.take``."""
         for read in reads:
             self._await(read.block, stamp, deadline)
+            if held is not None:
+                held.places.discard(read.into)
             into = buffer.numpy()[read.into : read.into + read.nbytes]
             checksum = int(self.header.checksums[read.block])
             if _copy(self._data[read.offset : read.offset + read.nbytes], into) != checksum:

@@ -8,12 +8,23 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import xxhash
 
 from titan_rl.mesh.channel.plan import Read
-from titan_rl.mesh.channel.tcp.protocol import FRAME_BYTES, MAGIC, MAX_BLOCKS, Frame, ProtocolError, Request, Status
+from titan_rl.mesh.channel.tcp.differences import MOST_SHARE, WrongDifference, apply_difference
+from titan_rl.mesh.channel.tcp.protocol import (
+    FRAME_BYTES,
+    MAGIC,
+    MAX_BLOCKS,
+    NO_STAMP,
+    Frame,
+    ProtocolError,
+    Request,
+    Status,
+)
 from titan_rl.mesh.channel.tcp.security import connected
 from titan_rl.mesh.channel.tcp.server import Address, read_exactly
 
@@ -30,6 +41,17 @@ _CHUNK_BYTES = 512 << 10
 
 Done = Callable[[Read, int], None]
 """Called with each block that has come, and its checksum."""
+
+
+@dataclass
+class Held:
+    """Version that the reader's memory holds, where it is not overwritten yet."""
+
+    stamp: int
+    places: set[int]
+    """Beginnings of its blocks there (``Read.into``)."""
+    keep: Callable[[Read, bytes], None]
+    """Called with each difference that has come, before ``Done``."""
 
 
 class Refused(RuntimeError):
@@ -56,17 +78,25 @@ class BlockClient:
         self._counting = threading.Lock()
 
     def take(
-        self, stamp: int, slot: int, reads: Sequence[Read], buffer: torch.Tensor, deadline: float, done: Done
+        self,
+        stamp: int,
+        slot: int,
+        reads: Sequence[Read],
+        buffer: torch.Tensor,
+        deadline: float,
+        done: Done,
+        held: Held | None = None,
     ) -> None:
         """Read blocks of one version over an own connection into ``buffer`` (uint8, host memory). ``read.block``
-        and ``read.nbytes`` are the server's. Errors: Refused; WrongBlock; OSError if the connection fails, or is
-        silent; TimeoutError among these."""
+        and ``read.nbytes`` are the server's. ``held``: what ``buffer`` holds.
+
+        Errors: Refused; WrongBlock; OSError if the connection fails, or is silent; TimeoutError among these."""
         with socket.create_connection((self.address.host, self.address.port), self._patience(deadline)) as plain:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with connected(plain, self.address.is_tls) as stream:
                 stream.sendall(MAGIC + self.address.token)
                 for start in range(0, len(reads), MAX_BLOCKS):
-                    self._take(stream, stamp, slot, reads[start : start + MAX_BLOCKS], buffer, deadline, done)
+                    self._take(stream, stamp, slot, reads[start : start + MAX_BLOCKS], buffer, deadline, done, held)
 
     def _take(
         self,
@@ -77,12 +107,22 @@ class BlockClient:
         buffer: torch.Tensor,
         deadline: float,
         done: Done,
+        held: Held | None,
     ) -> None:
         seconds = max(deadline - time.monotonic(), 0.0)
         numbers = [read.block for read in reads]
-        stream.sendall(Request(self.address.region, stamp, slot, seconds, numbers).pack())
+        if held is not None and not all(read.into in held.places for read in reads):
+            held = None  # some were overwritten in an attempt that failed
+        has = NO_STAMP if held is None else held.stamp
+        stream.sendall(Request(self.address.region, stamp, slot, seconds, numbers, has).pack())
         for read in reads:
             frame = self._awaited(stream, deadline)
+            if held is not None:
+                held.places.discard(read.into)
+            if frame.status is Status.DIFFERENCE:
+                self._change(stream, read, frame, buffer, deadline, held)
+                done(read, frame.checksum)
+                continue
             if frame.nbytes != read.nbytes:
                 raise ProtocolError(f"block {read.block} has {frame.nbytes} bytes where {read.nbytes} are planned")
             into = buffer.numpy().data[read.into : read.into + read.nbytes]
@@ -95,7 +135,7 @@ class BlockClient:
         begun = time.monotonic()
         while True:
             frame = Frame.unpack(read_exactly(stream, FRAME_BYTES, time.monotonic() + self._patience(deadline)))
-            if frame.status is Status.READY:
+            if frame.status in (Status.READY, Status.DIFFERENCE):
                 return frame
             if frame.status not in (Status.WAITING, Status.IDLE):
                 raise Refused(frame)
@@ -103,6 +143,29 @@ class BlockClient:
                 begun = time.monotonic()
             elif time.monotonic() > begun + IDLE_SECONDS:
                 raise Refused(frame)
+
+    def _change(
+        self,
+        stream: socket.socket,
+        read: Read,
+        frame: Frame,
+        buffer: torch.Tensor,
+        deadline: float,
+        held: Held | None,
+    ) -> None:
+        """Receive a difference, and apply it. Errors: WrongBlock; OSError."""
+        if held is None or frame.nbytes > MOST_SHARE * read.nbytes + MOST_SHARE * FRAME_BYTES:
+            raise ProtocolError(f"a difference of {frame.nbytes} bytes for block {read.block} of {read.nbytes}")
+        changes, block = bytearray(frame.nbytes), buffer.numpy().data[read.into : read.into + read.nbytes]
+        stream.settimeout(self._patience(deadline))
+        self._fill(stream, memoryview(changes))
+        try:
+            apply_difference(changes, block)
+        except WrongDifference as error:
+            raise ProtocolError(str(error)) from None
+        if xxhash.xxh3_64_intdigest(block) != frame.checksum:
+            raise WrongBlock(read)
+        held.keep(read, bytes(changes))
 
     def _receive(self, stream: socket.socket, into: memoryview, deadline: float) -> int:
         """Fill ``into``; its checksum. Errors: OSError."""

@@ -1,8 +1,9 @@
 """Wire protocol of a block connection: frames of fixed size, and bytes of known length.
 
     client: MAGIC, token ─▶                              server: (nothing, and the end, if the token is wrong)
-    client: region, stamp, slot, seconds, N, N numbers ─▶
-                       ◀─ for each block in turn: WAITING or IDLE while it is not there, then READY, checksum, its bytes
+    client: region, stamp, slot, seconds, the stamp that it has, N, N numbers ─▶
+                       ◀─ for each block in turn: WAITING or IDLE while it is not there, then READY, checksum and
+                          its bytes; or DIFFERENCE, checksum and what changed since the version that the client has
                        ◀─ or one frame that says why no more will come
 
 Nothing is read whose length the other end could choose without a limit.
@@ -12,14 +13,16 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-MAGIC = b"titan_rl blocks 1"
+MAGIC = b"titan_rl blocks 2"
 TOKEN_BYTES = 32
 HELLO_BYTES = len(MAGIC) + TOKEN_BYTES
 MAX_BLOCKS = 1 << 16
 """In one request: 512 GiB in blocks of 8 MiB."""
 MAX_SECONDS = 24 * 3600.0
 MAX_BLOCK_BYTES = 1 << 40
-_REQUEST = struct.Struct(">IqIdI")
+NO_STAMP = -1
+"""Of a client that has no earlier version."""
+_REQUEST = struct.Struct(">IqIdqI")
 _NUMBER = struct.Struct(">I")
 _FRAME = struct.Struct(">BqQQ")
 REQUEST_BYTES, NUMBER_BYTES, FRAME_BYTES = _REQUEST.size, _NUMBER.size, _FRAME.size
@@ -44,6 +47,8 @@ class Status(IntEnum):
     """It was not there after the seconds that were asked for."""
     UNKNOWN = 5
     """There is no such region, slot or block (any more)."""
+    DIFFERENCE = 6
+    """Its difference from the version that the client has follows (differences.py)."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +61,25 @@ class Request:
     seconds: float
     """For which the server may wait for them."""
     blocks: list[int]
+    held: int = NO_STAMP
+    """Stamp of the version that the client has."""
 
     def pack(self) -> bytes:
-        head = _REQUEST.pack(self.region, self.stamp, self.slot, self.seconds, len(self.blocks))
+        head = _REQUEST.pack(self.region, self.stamp, self.slot, self.seconds, self.held, len(self.blocks))
         return head + b"".join(map(_NUMBER.pack, self.blocks))
 
     @staticmethod
     def count_in(head: bytes) -> int:
         """How many blocks follow a request's first bytes. Errors: ProtocolError if it says too much."""
-        _, stamp, _, seconds, count = _REQUEST.unpack(head)
+        _, stamp, _, seconds, _, count = _REQUEST.unpack(head)
         if not 0 < count <= MAX_BLOCKS or not 0 <= seconds <= MAX_SECONDS or stamp < 0:
             raise ProtocolError(f"a request of {count} blocks of {stamp} within {seconds} s")
         return count
 
     @staticmethod
     def unpack(head: bytes, numbers: bytes) -> "Request":
-        region, stamp, slot, seconds, _ = _REQUEST.unpack(head)
-        return Request(region, stamp, slot, seconds, [number for (number,) in _NUMBER.iter_unpack(numbers)])
+        region, stamp, slot, seconds, held, _ = _REQUEST.unpack(head)
+        return Request(region, stamp, slot, seconds, [number for (number,) in _NUMBER.iter_unpack(numbers)], held)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,10 @@ class BlockSource(Protocol):
 
     def block(self, slot: int, block: int) -> Block: ...
 
+    def difference(self, slot: int, block: int, held: int) -> bytes | None:
+        """Difference of a block from that of the version with the stamp ``held``; None: send the block."""
+        ...
+
 
 @dataclass(frozen=True)
 class Address:
@@ -140,11 +144,14 @@ class BlockServer:
             stream.settimeout(_SEND_SECONDS)
             for frame, block in self._answers(request):
                 stream.sendall(frame.pack())
-                if block is not None:
+                if isinstance(block, Block):
                     self.send_block(stream, request.region, block)
+                elif block is not None:
+                    self._count(request.region, len(block))
+                    stream.sendall(block)
 
-    def _answers(self, request: Request) -> Iterator[tuple[Frame, Block | None]]:
-        """Frames, and behind some of them a block."""
+    def _answers(self, request: Request) -> Iterator[tuple[Frame, Block | bytes | None]]:
+        """Frames, and behind some of them a block, or its difference."""
         deadline = time.monotonic() + request.seconds
         for number in request.blocks:
             status, stamp = Status.WAITING, 0
@@ -153,11 +160,16 @@ class BlockServer:
                     yield Frame(status, stamp), None
             if status is not Status.READY:
                 return
-            block = self._served[request.region].block(request.slot, number)
+            served = self._served[request.region]
+            block = served.block(request.slot, number)
+            changes = served.difference(request.slot, number, request.held) if request.held >= 0 else None
             if self._look(request, number)[0] is not Status.READY:  # the checksum may be another version's
                 yield Frame(Status.GONE, stamp), None
                 return
-            yield Frame(status, stamp, block.checksum, block.nbytes), block
+            if changes is None:
+                yield Frame(status, stamp, block.checksum, block.nbytes), block
+            else:
+                yield Frame(Status.DIFFERENCE, stamp, block.checksum, len(changes)), changes
 
     def _looks(self, request: Request, number: int, deadline: float) -> Iterator[tuple[Status, int]]:
         """What a client is to be told of a block: now and then that it is not there, and at last how that ended."""
@@ -188,13 +200,16 @@ class BlockServer:
         served = self._served.get(region)
         if served is None:
             raise ConnectionError("the region is served no more")
-        with self._counting:
-            self.bytes_sent[region] += block.nbytes
+        self._count(region, block.nbytes)
         if self._certificate is not None or served.fd < 0:
             stream.sendall(served.memory[block.offset : block.offset + block.nbytes])
         else:
             with open(served.fd, "rb", closefd=False) as file:
                 stream.sendfile(file, block.offset, block.nbytes)
+
+    def _count(self, region: int, nbytes: int) -> None:
+        with self._counting:
+            self.bytes_sent[region] += nbytes
 
 
 def read_exactly(stream: socket.socket, count: int, deadline: float) -> bytes:
