@@ -1,4 +1,4 @@
-"""Bytes of a version that goes to another host as a difference, over those of the whole, by the learning rate.
+"""Bytes of a version as a difference over those of the whole, by the learning rate.
 
 AdamW steps on random rewards of random tokens; generators store bfloat16. SmolLM2 where it is given
 (``--model.path``), else the built-in tiny model, whose initial weights are larger than a trained model's.
