@@ -80,6 +80,19 @@ def test_what_was_answered_is_not_asked_again(generators):
     run(generators, play)
 
 
+def test_a_death_late_in_a_group_is_waited_for_as_long(generators):
+    async def play(asked, one, other):
+        await asyncio.sleep(0.3)
+        asked.move(None)
+        work = asyncio.ensure_future(asked.ask("first"))
+        await settled()
+        asked.move(b"b")
+        other.outcome.set_result("answer")
+        assert await work == ["answer of first"]
+
+    run(generators, play, patience=0.2)
+
+
 def test_a_request_that_is_refused_goes_nowhere_else(generators):
     async def play(asked, one, other):
         one.outcome.set_exception(ActorError(RequestRefused("token 99"), "a"))

@@ -133,6 +133,7 @@ class Dispatcher:
                     await self._tell(verifier, VerifierEndpoints.end_group(name))
                     return None
                 self._on_retry(name)
+                allowed.restart()
                 await self._tell(verifier, VerifierEndpoints.move_group(name, None))
         finally:
             if work is not None:

@@ -35,16 +35,16 @@ class AskedGenerator:
     """Owner of what a group under way asks."""
 
     def __init__(self, reference: bytes, patience: float):
-        """``patience``: seconds for each answer, and for all of a group's waits for another generator."""
+        """``patience``: seconds for each answer, and for another generator to come."""
         self._generator: Any = actor_of(reference)
         """None while there is none."""
-        self._patience, self._began = patience, time.monotonic()
+        self._patience, self._since = patience, 0.0
         self._is_over = False
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def move(self, reference: bytes | None) -> None:
         """Send requests under way and later ones to another generator; None: it is still to come."""
-        self._generator = None if reference is None else actor_of(reference)
+        self._generator, self._since = None if reference is None else actor_of(reference), time.monotonic()
         self._notify()
 
     def end(self) -> None:
@@ -78,8 +78,9 @@ class AskedGenerator:
 
     async def _present(self) -> Any:
         """Generator, once there is one. Errors: ReplicaFailed."""
-        deadline = self._began + self._patience
-        while self._generator is None and not self._is_over and (left := deadline - time.monotonic()) > 0:
+        while self._generator is None and not self._is_over:
+            if (left := self._since + self._patience - time.monotonic()) <= 0:
+                break
             await asyncio.wait({self._change}, timeout=left)
         if self._generator is None or self._is_over:
             raise ReplicaFailed("no other generator came") from TimeoutError("no other generator came in time")
