@@ -9,7 +9,12 @@ import torch
 from test_relay import CPU, World
 
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan
-from titan_rl.mesh.channel.tcp.differences import WrongDifference, apply_difference, difference
+from titan_rl.mesh.channel.tcp.differences import (
+    WrongDifference,
+    apply_difference,
+    difference,
+    longest_difference,
+)
 from titan_rl.mesh.channel.writer import WeightWriter, holdings
 
 RANDOM = np.random.default_rng(1)
@@ -29,9 +34,21 @@ def test_a_difference_makes_the_new_block_of_the_old_one(count, share):
     new = changed(old, share)
     data = difference(old.data.cast("B"), new.data.cast("B"))
     assert data is not None and len(data) <= 4 * (1 + count // (1 << 16)) + 4 * round(share * count)
+    assert len(data) <= longest_difference(2 * count)
     block = bytearray(old.tobytes())
     apply_difference(data, memoryview(block))
     assert block == new.tobytes()
+
+
+def test_the_longest_difference_is_sent_and_taken():
+    count = 3 << 16
+    old = RANDOM.integers(0, 1 << 16, count, dtype=np.uint16)
+    new = old.copy()
+    new[::4] ^= 1
+    data = difference(old.data.cast("B"), new.data.cast("B"))
+    assert data is not None and len(data) == longest_difference(2 * count)
+    new[1] ^= 1
+    assert difference(old.data.cast("B"), new.data.cast("B")) is None
 
 
 @pytest.mark.parametrize(("count", "share"), [(100_000, 0.3), (100_000, 1.0), (10, 0.9)])

@@ -131,8 +131,10 @@ class Relay:
         return Block(self._begin + read.into, read.nbytes, int(self.header.checksums[block]))
 
     def difference(self, slot: int, block: int, held: int) -> bytes | None:
-        earlier, later, changes = self._differences.get(block, (held, held, b""))
-        return changes if earlier == held != later == int(self.header.stamps[block]) else None
+        kept = self._differences.get(block)
+        if kept is None or kept[:2] != (held, int(self.header.stamps[block])):
+            return None
+        return kept[2]
 
 
 class RelayView:

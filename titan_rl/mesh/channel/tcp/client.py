@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from titan_rl.mesh.channel.plan import Read
-from titan_rl.mesh.channel.tcp.differences import MOST_SHARE, WrongDifference, apply_difference
+from titan_rl.mesh.channel.tcp.differences import WrongDifference, apply_difference, longest_difference
 from titan_rl.mesh.channel.tcp.protocol import (
     FRAME_BYTES,
     MAGIC,
@@ -154,7 +154,7 @@ class BlockClient:
         held: Held | None,
     ) -> None:
         """Receive a difference, and apply it. Errors: WrongBlock; OSError."""
-        if held is None or frame.nbytes > MOST_SHARE * read.nbytes + MOST_SHARE * FRAME_BYTES:
+        if held is None or frame.nbytes > longest_difference(read.nbytes):
             raise ProtocolError(f"a difference of {frame.nbytes} bytes for block {read.block} of {read.nbytes}")
         changes, block = bytearray(frame.nbytes), buffer.numpy().data[read.into : read.into + read.nbytes]
         stream.settimeout(self._patience(deadline))

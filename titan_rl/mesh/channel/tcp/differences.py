@@ -9,9 +9,9 @@ import numpy as np
 _STRETCH = 1 << 16
 _WORD = np.dtype("<u2")
 _COUNT = np.dtype("<u4")
-MOST_SHARE = 0.5
-"""Of a block's bytes: a difference that would be longer is not made."""
 _BYTES_EACH = 2 * _WORD.itemsize
+_MOST_SHARE = 0.5
+"""Of a block's bytes: more for its changes are not sent."""
 
 
 class WrongDifference(ValueError):
@@ -22,12 +22,21 @@ def _num_stretches(num_words: int) -> int:
     return -(-num_words // _STRETCH)
 
 
+def _most_changes(nbytes: int) -> int:
+    return int(_MOST_SHARE * nbytes / _BYTES_EACH)
+
+
+def longest_difference(nbytes: int) -> int:
+    """Most bytes of a difference of two blocks of so many."""
+    return _COUNT.itemsize * _num_stretches(nbytes // _WORD.itemsize) + _BYTES_EACH * _most_changes(nbytes)
+
+
 def difference(old: memoryview, new: memoryview) -> bytes | None:
     """Difference of two blocks of one length; None for blocks that differ too much, or by single bytes."""
     if len(new) % _WORD.itemsize:
         return None
     words_old, words_new = np.frombuffer(old, _WORD), np.frombuffer(new, _WORD)
-    most = int(MOST_SHARE * len(new) / _BYTES_EACH)
+    most = _most_changes(len(new))
     sample = slice(0, _STRETCH)  # most blocks that change too much are told by their beginning
     share = most / max(len(words_new), 1)
     if np.count_nonzero(words_old[sample] != words_new[sample]) > share * len(words_new[sample]):
