@@ -136,6 +136,8 @@ class AdapterReader(WeightReader):
                     if merge.matrices is not None or not self._has_base:
                         merge.run(tensors.get_slice(merge.name)[merge.box.index], self._scale)
         self._has_base = True
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()  # the engine copies in a stream of its own
 
     def pieces(self) -> Iterator[tuple[str, Box, Box, torch.Tensor]]:
         """Merged weights, as ``WeightReader.pieces``."""
