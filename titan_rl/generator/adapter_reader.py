@@ -112,7 +112,7 @@ class AdapterReader(WeightReader):
         values = torch.empty(copy.box.size, dtype=getattr(torch, copy.dtype), device=self._device)
         name, matrices = copy.name.removesuffix(WEIGHT), None
         if b := self._adapters.get(f"{name}{LORA_B}"):
-            rank = b[0][0].size[1]
+            rank = max(box.start[1] + box.size[1] for box, _ in b)
             boxes = {LORA_A: _of_a(copy.box, rank), LORA_B: _of_b(copy.box, rank)}
             matrices = self._matrix(f"{name}{LORA_A}", boxes[LORA_A]), self._matrix(f"{name}{LORA_B}", boxes[LORA_B])
         return _Merge(copy.name, copy.box, values, matrices)

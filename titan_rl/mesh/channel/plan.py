@@ -90,13 +90,14 @@ WEIGHT, LORA_A, LORA_B = ".weight", ".lora_A.weight", ".lora_B.weight"
 
 def adapted_weights(holdings: Iterable[Units]) -> dict[str, int]:
     """Names of the weights whose adapters trainer ranks hold, with the adapters' ranks."""
-    return {
-        f"{unit}{holding.name.removesuffix(LORA_B)}{WEIGHT}": holding.box.size[1]
-        for units in holdings
-        for unit, held in units.items()
-        for holding in held
-        if holding.name.endswith(LORA_B)
-    }
+    ranks: dict[str, int] = defaultdict(int)
+    for units in holdings:
+        for unit, held in units.items():
+            for holding in held:
+                if holding.name.endswith(LORA_B):
+                    name = f"{unit}{holding.name.removesuffix(LORA_B)}{WEIGHT}"
+                    ranks[name] = max(ranks[name], holding.box.start[1] + holding.box.size[1])
+    return dict(ranks)
 
 
 class Interner:
