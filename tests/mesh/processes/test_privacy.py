@@ -161,13 +161,13 @@ def test_a_run_listens_where_nobody_else_can_connect(run):
 @needs_root
 @pytest.mark.slow
 def test_another_user_gets_nowhere(run):
-    _, root, pids, folders = run
+    process, root, pids, folders = run
     attempts = {f"connect to {a}": (lambda a=a: connect(a)) for a in listening(pids, "/proc/net/unix")}
     attempts |= {f"read {path}": read(path) for path in [root, *root.rglob("*"), *folders]}
     for pid in pids:
         attempts |= {f"read {name} of {pid}": read(Path(f"/proc/{pid}/{name}")) for name in ("mem", "environ", "fd")}
     attempts |= {f"write into {folder}": (lambda folder=folder: write_into(folder)) for folder in folders}
-    for descriptor in Path(f"/proc/{min(pids)}/fd").iterdir():
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
         if os.readlink(descriptor).rpartition("/")[2].startswith("monarch_log"):
             attempts["read Monarch's log"] = read(Path(os.readlink(descriptor)))
     assert len(attempts) > 50 and "read Monarch's log" in attempts
