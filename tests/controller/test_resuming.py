@@ -490,6 +490,9 @@ def test_a_model_may_move_but_not_change(tmp_path):
     check_sources(run_dir, sources("moved"))
     with pytest.raises(ConfigError, match=r"model.path is not what .* \(changed: model.safetensors\)"):
         check_sources(run_dir, sources("other"))
+    (tmp_path / "moved" / "chat_template.jinja").write_text("{{ messages[0].content }};")
+    with pytest.raises(ConfigError, match=r"model.path \(text\) is not what .* \(changed: chat_template.jinja\)"):
+        check_sources(run_dir, sources("moved"))
 
 
 def test_a_model_in_place_of_tiny_is_refused(run, tmp_path):

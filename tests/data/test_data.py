@@ -143,6 +143,11 @@ def test_labels_and_margins_are_kept(label, value):
 @pytest.mark.parametrize(
     ("row", "kind", "words"),
     [
+        (
+            {"prompt": "a", "answer": "b"},
+            "demonstrations",
+            "it has 'prompt', 'answer'; name its own by data.columns, such as",
+        ),
         ({"massages": []}, "demonstrations", "no 'messages', no 'prompt' and 'completion', and no 'text'; it has"),
         ({"prompt": "q"}, "demonstrations", "no 'messages'"),
         ({"text": "a", "completion": "b"}, "demonstrations", "'completion' and 'text': set data.format"),

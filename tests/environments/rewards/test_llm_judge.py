@@ -220,7 +220,7 @@ JUDGED = {"url": "http://127.0.0.1:1/v1", "model": "wise"}
         ({"reward": "judge", "judge": JUDGED | {"question": "Good?"}}, "does not show the judge the {answer}"),
         ({"reward": "judge", "judge": JUDGED | {"key_variable": "NOT_THERE"}}, "'NOT_THERE': there is no such"),
         ({"reward": "a:b", "rewards": {"task": 1.0}}, "exclude each other"),
-        ({"rewards": {"taks": 1.0}}, "task.rewards = 'taks' must look like 'module:name'"),
+        ({"rewards": {"taks": 1.0}}, "task.rewards = 'taks' is no reward: did you mean 'task'?"),
         ({"rewards": {"task": "much"}}, "task.rewards.task = 'much'"),
     ],
 )

@@ -95,7 +95,7 @@ def names(columns: dict[str, Any], expected: Sequence[str]) -> str:
     close = [name for name in columns if difflib.get_close_matches(name, expected, n=1, cutoff=0.7)]
     ordered = list(dict.fromkeys([*close, *columns]))
     more = f" and {len(ordered) - _SHOWN_NAMES} more" if len(ordered) > _SHOWN_NAMES else ""
-    empty = [name for name in expected if name in columns]
+    empty = [name for name in expected if columns.get(name, "") is None]
     listing = f"it has {', '.join(map(repr, ordered[:_SHOWN_NAMES]))}{more}" if ordered else "it is empty"
     return f"{listing}, but {', '.join(map(repr, empty))} is null" if empty else listing
 

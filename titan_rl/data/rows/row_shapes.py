@@ -94,7 +94,10 @@ def _format(place: str, columns: dict[str, Any], kind: Kind) -> Format:
     present = [name for name in signs if columns.get(name) is not None]
     if not present:
         listing = names(columns, [*signs, "prompt"])
-        raise ConfigError(f"{place}: no 'messages', no 'prompt' and 'completion', and no 'text'; {listing}")
+        raise ConfigError(
+            f"{place}: no 'messages', no 'prompt' and 'completion', and no 'text'; {listing}; name its own by "
+            f"data.columns, such as {{ prompt = 'question', completion = 'response' }}"
+        )
     if len(present) > 1:
         raise ConfigError(f"{place}: {' and '.join(map(repr, present))}: set data.format to say which is meant")
     return signs[present[0]]

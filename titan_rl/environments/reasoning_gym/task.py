@@ -66,7 +66,8 @@ class ReasoningGymTask(Task):
         known = {f.name for f in dataclasses.fields(DATASETS[self.name][1])} - {"seed", "size"}
         for key in self.options:
             if key not in known:
-                raise ConfigError(f"unknown key task.options.{key}: {nearest(key, known | {'shots'})}")
+                rows = "; rows of a file are of task.name = 'jsonl'" if key == "file" else ""
+                raise ConfigError(f"unknown key task.options.{key}: {nearest(key, known | {'shots'})}{rows}")
 
     def _dataset(self, seed: int) -> Any:
         if seed not in self._datasets:

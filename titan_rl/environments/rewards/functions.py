@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from titan_rl.config.load import ConfigError
-from titan_rl.config.plugins import resolve, shown, source_file, what_happened
+from titan_rl.config.load import ConfigError, nearest
+from titan_rl.config.plugins import is_reference, resolve, shown, source_file, what_happened
 from titan_rl.config.sections.schema import JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.numbers import as_float
 from titan_rl.data.rows.public_shapes import source_of
@@ -72,6 +72,9 @@ def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: 
         return RewardedTask(task, Judge(judge_config(config.judge)), name)
     if name in GRADERS:
         return GradedTask(task, GRADERS[name])
+    if not is_reference(name):
+        known = nearest(name, (OWN_SCORE, JUDGE, *GRADERS))
+        raise ConfigError(f"{setting} = {name!r} is no reward: {known}; or give a function of yours, 'module:name'")
     function = resolve(setting, name, folders)
     check_reward(f"{setting} = {name!r}", function)
     return RewardedTask(task, function, name)

@@ -19,6 +19,8 @@ Sources = dict[str, dict[str, str]]
 """Setting to file name to checksum."""
 
 _MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors")
+_TEXT_FILES = ("chat_template*", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+"""What turns messages into tokens, and ends answers."""
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _DATA_OPTIONS = ("file", "held_out_file")
 _COMMITS = "commits"
@@ -31,8 +33,9 @@ def find_sources(config: Config) -> Sources:
     sources: Sources = {}
     if config.model.path != "tiny":
         root = Path(config.model.path)
-        paths = sorted(path for pattern in _MODEL_FILES for path in root.glob(pattern) if path.is_file())
-        sources["model.path"] = {path.name: sampled_checksum(path) for path in paths}
+        for setting, patterns in {"model.path": _MODEL_FILES, "model.path (text)": _TEXT_FILES}.items():
+            paths = sorted(path for pattern in patterns for path in root.glob(pattern) if path.is_file())
+            sources[setting] = {path.name: sampled_checksum(path) for path in paths}
     if config.lora.adapter:
         paths = [Path(config.lora.adapter) / name for name in _ADAPTER_FILES]
         sources["lora.adapter"] = {path.name: sampled_checksum(path) for path in paths}
