@@ -12,7 +12,7 @@ from fuzzing import ANY_TEXT, as_json, fuzz, mutated, spoilt
 from hypothesis import strategies as st
 
 from titan_rl.mesh.channel.plan import Read
-from titan_rl.mesh.channel.tcp.client import BlockClient, Held, Refused, WrongBlock
+from titan_rl.mesh.channel.tcp.client import BlockClient, Held, Refused, Version, WrongBlock
 from titan_rl.mesh.channel.tcp.differences import difference
 from titan_rl.mesh.channel.tcp.protocol import (
     FRAME_BYTES,
@@ -148,9 +148,8 @@ def test_whatever_a_server_says_is_blocks_or_an_error_of_the_clients(said, has_h
         )
         held = Held(6, {read.into for read in READS}, lambda read, changes: None) if has_held else None
         try:
-            client._take(
-                ours, 7, 0, READS, buffer, time.monotonic() + 5, lambda read, checksum: done.append(read), held
-            )
+            version = Version(7, 0, time.monotonic() + 5, held)
+            client._take(ours, version, READS, buffer, lambda read, checksum: done.append(read))
         except (Refused, WrongBlock, OSError) as error:
             assert str(error).isprintable() and len(str(error)) < 300
         for read in done:

@@ -16,7 +16,7 @@ from titan_rl.mesh.channel.plan import Read
 from titan_rl.mesh.channel.tcp import client as client_module
 from titan_rl.mesh.channel.tcp import security
 from titan_rl.mesh.channel.tcp import server as server_module
-from titan_rl.mesh.channel.tcp.client import BlockClient, Refused, WrongBlock, dealt, streams_each
+from titan_rl.mesh.channel.tcp.client import BlockClient, Refused, Version, WrongBlock, dealt, streams_each
 from titan_rl.mesh.channel.tcp.protocol import (
     FRAME_BYTES,
     MAGIC,
@@ -63,7 +63,8 @@ READS = [Read(0, block, start, stop - start, start) for block, (start, stop) in 
 def take(address: Address, stamp: int, slot: int = 1, seconds: float = 5.0, reads=READS) -> tuple[torch.Tensor, list]:
     buffer, came = torch.zeros(SIZE, dtype=torch.uint8), []
     deadline = time.monotonic() + seconds
-    BlockClient(address).take(stamp, slot, reads, buffer, deadline, lambda read, checksum: came.append(read.block))
+    version = Version(stamp, slot, deadline)
+    BlockClient(address).take(version, reads, buffer, lambda read, checksum: came.append(read.block))
     return buffer, came
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from numbers import Real
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from titan_rl.config.sections.schema import AlgorithmConfig, Config, FilterConfi
 from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.numbers import all_equal
 from titan_rl.data.rows.examples import Example
-from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample, correct, num_model_tokens
+from titan_rl.data.types import Batch, Cutoff, Group, Layout, Rollout, Sample, correct, num_model_tokens
 
 FILTER_REASONS = ("no_signal", "too_easy", "too_hard", "all_truncated")
 """Why groups that could be trained on are left out, by the names that ledger and metrics have for it."""
@@ -55,10 +55,8 @@ def discard_reason(group: Group, config: AlgorithmConfig) -> str | None:
         return group.refused
     if comparable_rollouts(group, config):
         return None
-    reasons, faults = (
-        [_reason(rollout) for rollout in group.rollouts],
-        ("infra_error", "timeout", "truncated", "max_turns"),
-    )
+    reasons = [_reason(rollout) for rollout in group.rollouts]
+    faults = ("infra_error", "timeout", *get_args(Cutoff))
     return "unasked" if "unasked" in reasons and not {*faults} & {*reasons} else max(faults, key=reasons.count)
 
 

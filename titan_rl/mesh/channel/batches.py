@@ -16,7 +16,7 @@ import torch
 import xxhash
 
 from titan_rl.mesh.channel.plan import Read
-from titan_rl.mesh.channel.tcp.client import BlockClient
+from titan_rl.mesh.channel.tcp.client import BlockClient, Version
 from titan_rl.mesh.channel.tcp.protocol import Status
 from titan_rl.mesh.channel.tcp.server import Address, Block, block_server
 from titan_rl.mesh.channel.transports import RDMA
@@ -125,5 +125,5 @@ def pull_rows(handle: RowsHandle, timeout: float) -> list[Any]:
 def _asked_for(handle: RowsHandle, address: Address, number: int, timeout: float) -> memoryview:
     data = torch.empty(handle.nbytes, dtype=torch.uint8)
     read, deadline = Read(0, number, 0, handle.nbytes, 0), time.monotonic() + timeout
-    BlockClient(address).take(0, 0, [read], data, deadline, lambda read, checksum: None)
+    BlockClient(address).take(Version(0, 0, deadline), [read], data, lambda read, checksum: None)
     return data.numpy().data

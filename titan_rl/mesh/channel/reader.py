@@ -30,7 +30,6 @@ from titan_rl.mesh.channel.relay.gathering import (
     Parents,
     Route,
     Unreachable,
-    Version,
     ended,
     take_from_trainer,
 )
@@ -45,7 +44,7 @@ from titan_rl.mesh.channel.sources import (
     open_source,
     share_out,
 )
-from titan_rl.mesh.channel.tcp.client import Held, streams_each
+from titan_rl.mesh.channel.tcp.client import Held, Version, streams_each
 from titan_rl.mesh.channel.transports import ON_GPU, Transport
 from titan_rl.mesh.channel.writer import piece_view
 from titan_rl.mesh.resources.background_thread import in_side_thread

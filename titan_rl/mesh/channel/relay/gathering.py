@@ -17,7 +17,7 @@ from titan_rl.mesh.channel.plan import Read
 from titan_rl.mesh.channel.relay.memory import RelayHandle, RelayView
 from titan_rl.mesh.channel.relay.trees import stripes
 from titan_rl.mesh.channel.sources import Tcp, TornRead, VersionUnavailable
-from titan_rl.mesh.channel.tcp.client import BlockClient, Done, Held, Refused, WrongBlock, dealt, streams_each
+from titan_rl.mesh.channel.tcp.client import BlockClient, Done, Refused, Version, WrongBlock, dealt, streams_each
 from titan_rl.mesh.channel.tcp.protocol import Status
 from titan_rl.mesh.channel.transports import Transport
 from titan_rl.mesh.resources.background_thread import compute_alone
@@ -58,17 +58,6 @@ class Unreachable(TornRead):
     """Unreachable trainer rank; a retry may succeed."""
 
 
-@dataclass(frozen=True)
-class Version:
-    """Stamp and slot of a requested version, with its deadline (``time.monotonic``)."""
-
-    stamp: int
-    slot: int
-    deadline: float
-    held: Held | None = None
-    """Earlier version in the reader's memory."""
-
-
 async def ended(*works: Awaitable) -> None:
     """Wait for all, whatever some raise. Errors: VersionUnavailable if one raised that; else the first error."""
     errors = [one for one in await asyncio.gather(*works, return_exceptions=True) if one is not None]
@@ -89,10 +78,8 @@ async def take_over_streams(
     if not shares:
         return
     pool, loop = ThreadPoolExecutor(len(shares), "blocks", compute_alone), asyncio.get_running_loop()
-    whole = version.stamp, version.slot
     try:
-        rest = buffer, version.deadline, done, version.held
-        works = (loop.run_in_executor(pool, source.take, *whole, share, *rest) for share in shares)
+        works = (loop.run_in_executor(pool, source.take, version, share, buffer, done) for share in shares)
         await ended(*works)
     finally:
         pool.shutdown(wait=False)

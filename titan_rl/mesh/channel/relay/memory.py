@@ -8,7 +8,7 @@ and is handed on with it.
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ import xxhash
 
 from titan_rl.mesh.channel.memory.region import WRITING
 from titan_rl.mesh.channel.plan import Read, ReadPlan
-from titan_rl.mesh.channel.tcp.client import IDLE_SECONDS, Held, Refused, WrongBlock
+from titan_rl.mesh.channel.tcp.client import IDLE_SECONDS, Done, Refused, Version, WrongBlock
 from titan_rl.mesh.channel.tcp.protocol import Frame, Status
 from titan_rl.mesh.channel.tcp.server import Address, Block, block_server
 
@@ -148,21 +148,12 @@ class RelayView:
         self.header = RelayHeader(memory, handle.num_blocks)
         self._data = np.frombuffer(memory, np.uint8, offset=begin)
 
-    def take(
-        self,
-        stamp: int,
-        slot: int,
-        reads: Sequence[Read],
-        buffer: torch.Tensor,
-        deadline: float,
-        done: Callable[[Read, int], None],
-        held: Held | None = None,
-    ) -> None:
+    def take(self, version: Version, reads: Sequence[Read], buffer: torch.Tensor, done: Done) -> None:
         """As ``BlockClient.take``."""
         for read in reads:
-            self._await(read.block, stamp, deadline)
-            if held is not None:
-                held.places.discard(read.into)
+            self._await(read.block, version.stamp, version.deadline)
+            if version.held is not None:
+                version.held.places.discard(read.into)
             into = buffer.numpy()[read.into : read.into + read.nbytes]
             checksum = int(self.header.checksums[read.block])
             if _copy(self._data[read.offset : read.offset + read.nbytes], into) != checksum:

@@ -54,6 +54,17 @@ class Held:
     """Called with each difference that has come, before ``Done``."""
 
 
+@dataclass(frozen=True)
+class Version:
+    """Stamp and slot of a requested version, with its deadline (``time.monotonic``)."""
+
+    stamp: int
+    slot: int
+    deadline: float
+    held: Held | None = None
+    """Earlier version in the reader's memory."""
+
+
 class Refused(RuntimeError):
     """Server's refusal of blocks, with its ``status`` and ``stamp``."""
 
@@ -77,44 +88,34 @@ class BlockClient:
         self.address, self.bytes_received = address, 0
         self._counting = threading.Lock()
 
-    def take(
-        self,
-        stamp: int,
-        slot: int,
-        reads: Sequence[Read],
-        buffer: torch.Tensor,
-        deadline: float,
-        done: Done,
-        held: Held | None = None,
-    ) -> None:
-        """Read blocks of one version over an own connection into ``buffer`` (uint8, host memory). ``read.block``
-        and ``read.nbytes`` are the server's. ``held``: what ``buffer`` holds.
+    def take(self, version: Version, reads: Sequence[Read], buffer: torch.Tensor, done: Done) -> None:
+        """Read blocks of a version over an own connection into ``buffer`` (uint8, host memory). ``read.block`` and
+        ``read.nbytes`` are the server's.
 
         Errors: Refused; WrongBlock; OSError if the connection fails, or is silent; TimeoutError among these."""
-        with socket.create_connection((self.address.host, self.address.port), self._patience(deadline)) as plain:
+        patience = self._patience(version.deadline)
+        with socket.create_connection((self.address.host, self.address.port), patience) as plain:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with connected(plain, self.address.is_tls) as stream:
                 stream.sendall(MAGIC + self.address.token)
                 for start in range(0, len(reads), MAX_BLOCKS):
-                    self._take(stream, stamp, slot, reads[start : start + MAX_BLOCKS], buffer, deadline, done, held)
+                    self._take(stream, version, reads[start : start + MAX_BLOCKS], buffer, done)
 
     def _take(
         self,
         stream: socket.socket,
-        stamp: int,
-        slot: int,
+        version: Version,
         reads: Sequence[Read],
         buffer: torch.Tensor,
-        deadline: float,
         done: Done,
-        held: Held | None,
     ) -> None:
+        deadline, held = version.deadline, version.held
         seconds = max(deadline - time.monotonic(), 0.0)
         numbers = [read.block for read in reads]
         if held is not None and not all(read.into in held.places for read in reads):
             held = None  # some were overwritten in an attempt that failed
         has = NO_STAMP if held is None else held.stamp
-        stream.sendall(Request(self.address.region, stamp, slot, seconds, numbers, has).pack())
+        stream.sendall(Request(self.address.region, version.stamp, version.slot, seconds, numbers, has).pack())
         for read in reads:
             frame = self._awaited(stream, deadline)
             if held is not None:
