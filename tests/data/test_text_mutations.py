@@ -12,7 +12,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.examples import make_example
 from titan_rl.data.rows.row_shapes import read_row
 from titan_rl.data.text.checks import TextUse, check_chat
-from titan_rl.data.text.control_tokens import control_tokens
+from titan_rl.data.text.control_tokens import control_tokens, may_hold
 from titan_rl.data.text.tokenizer import set_text
 from titan_rl.data.text.turns import encode_answer, encode_messages, encode_reply
 from titan_rl.data.types import Provenance
@@ -69,6 +69,21 @@ def changed(seed: int):
         tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken("<|x|>", normalized=True)]})
     ids = tokenizer.convert_tokens_to_ids([model.end, *stops])
     return f"{seed}: {', '.join(names)}", model, tokenizer, [number for number in ids if number is not None]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_text_that_spells_out_no_control_token_holds_none(seed):
+    said, _, tokenizer, _ = changed(seed)
+    draw, control = random.Random(seed), control_tokens(tokenizer)
+    words = [*control.values(), "hello", " ", "\n", "<", "|", "\u2581", "é"]
+    changes = (str, str.upper, str.lower, str.title, lambda word: word.replace("|", "｜"), lambda word: word[:-1])
+    num_spelled = 0
+    for _ in range(100):
+        text = draw.choice(["", " "]).join(draw.choice(changes)(draw.choice(words)) for _ in range(draw.randrange(6)))
+        holds = any(token in control for token in tokenizer.encode(text, add_special_tokens=False))
+        assert may_hold(tokenizer, text) or not holds, (said, text)
+        num_spelled += holds
+    assert num_spelled and not may_hold(tokenizer, "hello there"), said
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -49,7 +49,7 @@ from titan_rl.environments.rollout.prompt_checks import (
     check_characters,
     check_demonstrations,
     check_seats,
-    encode_checked,
+    encode_all,
     place,
     training_prompts,
 )
@@ -231,8 +231,7 @@ def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, training
     budgets = training_budget(checked.config), held_out_budget(checked.config)
     thinking = {budget: ThinkingCheck(budget, tokenizer) for budget in budgets}
     for budget, prompts in zip(budgets, (training, checked.held_out), strict=True):
-        for prompt in prompts:
-            tokens = encode_checked(checked.task, tokenizer, prompt)
+        for prompt, tokens in zip(prompts, encode_all(checked.task, tokenizer, prompts), strict=True):
             lengths.append((place(prompt), len(tokens)))
             largest = max(largest, int(tokens.max(initial=0)))
             thinking[budget].add(prompt, tokens)

@@ -1,6 +1,7 @@
 """What a run without a generator learns from, checked before any process starts: ``[data]``, and what goes with it."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,9 +16,10 @@ from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.data.text.tokenizer import load_tokenizer
 from titan_rl.environments.interfaces.task import Task, parts_of
-from titan_rl.environments.rollout.prompt_checks import encode_checked, training_prompts
+from titan_rl.environments.rollout.prompt_checks import encode_all, training_prompts
 from titan_rl.environments.rollout.suites import Suite, make_suites
 from titan_rl.environments.rollout.synthetic_data import synthetic_rows
+from titan_rl.mesh.processes.parallel_map import parallel_map
 
 
 def check_settings(config: Config, algorithm: Algorithm) -> None:
@@ -111,7 +113,7 @@ def load_suites(
 
 def longest_prompt(suite: Suite, tokenizer: PreTrainedTokenizerBase) -> int:
     """Tokens of a suite's longest question. Errors: ConfigError."""
-    return max(len(encode_checked(suite.task, tokenizer, prompt)) for prompt in suite.prompts)
+    return max(map(len, encode_all(suite.task, tokenizer, suite.prompts)))
 
 
 def load_dataset(
@@ -140,7 +142,8 @@ def load_dataset(
     is_chat = data.chat or any(not isinstance(answer, str) for row in rows.train for answer in row.answers)
     _check_chat(config, is_chat, [answer for row in (*rows.train, *rows.held_out) for answer in row.answers])
     check_model_text(config.model.path, tokenizer, use, {"chat" if is_chat else "compact"})
-    dataset = make_dataset(rows, data, tokenizer, **limits)
+    map_rows = partial(parallel_map, what="tokenizing rows")
+    dataset = make_dataset(rows, data, tokenizer, **limits, map_rows=map_rows)
     if kind == "labels" and len({example.text for example in dataset.train}) == 1:
         raise ConfigError(
             f"data.file = {data.file!r}: all rows to train on ask the same, and algorithm.name = "

@@ -3,9 +3,9 @@
 A row that does not fit is an error that names it, or, by ``data.too_long = "skip"``, left out and listed; none is cut.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import DataConfig
@@ -125,16 +125,18 @@ def make_dataset(
     row_tokens: int,
     sample_tokens: int,
     max_held_out: int,
+    map_rows: Callable[[Callable[[ParsedRow], Example], Sequence[ParsedRow]], Iterable[Example]] = map,
 ) -> Dataset:
     """Dataset of tokenized rows.
 
     ``row_tokens``: the longest that an example may be, both answers of a pair together; ``sample_tokens``: one answer
-    with its question. Errors: ConfigError that names a row that is longer, unless such rows are skipped; or if none is
-    left.
+    with its question; ``map_rows``: on whichever processes. Errors: ConfigError that names a row that is longer, unless
+    such rows are skipped; or if none is left.
     """
     held_out = rows.held_out[:max_held_out]
     count_train, count_held_out = len(rows.train), len(held_out)
-    examples = [make_example(row, tokenizer, as_chat=settings.chat) for row in (*rows.train, *held_out)]
+    make = partial(make_example, tokenizer=tokenizer, as_chat=settings.chat)
+    examples = list(map_rows(make, [*rows.train, *held_out]))
     fitting = [_fits(example, settings, row_tokens, sample_tokens) for example in examples]
     kept = [
         [example for example, fits in zip(examples[part], fitting[part], strict=True) if fits]

@@ -18,7 +18,7 @@ from titan_rl.data.text.chat_template import Tools
 from titan_rl.data.text.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
 from titan_rl.data.text.message_forms import texts_of
 from titan_rl.data.text.rendering import with_options
-from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.tokenizer import Tokenizer, has_unknown_words
 from titan_rl.data.types import Provenance, Sample, is_model, message
 
 
@@ -98,7 +98,7 @@ def _sample(row: ParsedRow, number: int, tokens: Tokens) -> Sample:
 
 def _check_known(tokenizer: Tokenizer, row: ParsedRow, samples: list[Sample]) -> None:
     """Errors: ConfigError for a character that the tokenizer does not know."""
-    if tokenizer.unk_token_id is None or not any((s.tokens == tokenizer.unk_token_id).any() for s in samples):
+    if not has_unknown_words(tokenizer) or not any((s.tokens == tokenizer.unk_token_id).any() for s in samples):
         return
     texts = [row.prompt, *row.answers]
     parts = [

@@ -5,12 +5,13 @@ chat template writes around messages. Text that is sampled, typed or read from a
 data could end its turn and begin a system's.
 """
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import ANSWER, ASKED, REPLY, Tools, message, render, render_with_tools
-from titan_rl.data.text.tokenizer import SHORTEST, Tokenizer
+from titan_rl.data.text.tokenizer import SHORTEST, Tokenizer, unknown_of_model
 
 _MAX_PASSES = 8
 NO_END = (
@@ -113,7 +114,14 @@ def plain(tokenizer: Tokenizer, text: str, role: str = "user") -> str:
 
     What a tool says cannot write the template's own words either.
     """
-    return _broken_up(tokenizer, text, _of_template(tokenizer) if role == "tool" else control_tokens(tokenizer))
+    control = _of_template(tokenizer) if role == "tool" else control_tokens(tokenizer)
+    for _ in range(_MAX_PASSES):
+        places = _places(tokenizer, text, control)
+        if not places:
+            return text
+        for place, _ in reversed(places):
+            text = f"{text[: place + 1]} {text[place + 1 :]}"
+    raise ConfigError(f"text holds control tokens of this model's tokenizer that cannot be broken up: {text[:80]!r}")
 
 
 def first_control(tokenizer: Tokenizer, text: str) -> str | None:
@@ -133,20 +141,12 @@ def check_plain(tokenizer: Tokenizer, what: str, text: str) -> None:
         )
 
 
-def _broken_up(tokenizer: Tokenizer, text: str, control: Mapping[int, str]) -> str:
-    for _ in range(_MAX_PASSES):
-        places = _places(tokenizer, text, control)
-        if not places:
-            return text
-        for place, _ in reversed(places):
-            text = f"{text[: place + 1]} {text[place + 1 :]}"
-    raise ConfigError(f"text holds control tokens of this model's tokenizer that cannot be broken up: {text[:80]!r}")
-
-
 def _places(tokenizer: Tokenizer, text: str, control: Mapping[int, str]) -> list[tuple[int, int]]:
     """Where the tokenizer reads control tokens, and which; of an unknown word none is read."""
     if not tokenizer.is_fast:
         return sorted((text.index(word), number) for number, word in control.items() if word in text)
+    if not may_hold(tokenizer, text):
+        return []
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     places = []
     for number, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
@@ -156,3 +156,33 @@ def _places(tokenizer: Tokenizer, text: str, control: Mapping[int, str]) -> list
         if number != tokenizer.unk_token_id or word.strip() == control[number]:
             places.append((start + len(word) - len(word.lstrip()), number))
     return places
+
+
+def may_hold(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether any control token is spelled out in the text; only such text has to be tokenized to know.
+
+    A token is read where its own characters are: as they stand, or as the tokenizer normalizes them. White space does
+    not count, which some tokenizers write as another character.
+    """
+    words = _words(tokenizer)
+    return words is None or any(words.search(_squeezed(form)) for form in _forms(tokenizer, text))
+
+
+@lru_cache(maxsize=8)
+def _words(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """Pattern of all control tokens; None where one can stand for characters that are not its own."""
+    control = _of_template(tokenizer)
+    unknown = unknown_of_model(tokenizer)
+    if unknown in control and unknown != tokenizer.unk_token_id:
+        return None
+    words = {_squeezed(form) for word in control.values() for form in _forms(tokenizer, word)}
+    return None if "" in words else re.compile("|".join(sorted(map(re.escape, words))) or r"(?!)")
+
+
+def _forms(tokenizer: Tokenizer, text: str) -> tuple[str, ...]:
+    normalizer = tokenizer.backend_tokenizer.normalizer  # pyright: ignore[reportAttributeAccessIssue]
+    return (text,) if normalizer is None else (text, normalizer.normalize_str(text))
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split()).replace("\N{LOWER ONE EIGHTH BLOCK}", "")

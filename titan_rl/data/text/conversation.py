@@ -29,7 +29,14 @@ from titan_rl.data.text.chat_template import Tools, render_with_tools
 from titan_rl.data.text.control_tokens import check_plain, end_of_answer, plain, with_end
 from titan_rl.data.text.message_forms import texts_in, texts_of
 from titan_rl.data.text.rendering import without_options
-from titan_rl.data.text.tokenizer import Tokenizer, beginning, encode, encode_behind, encode_from_start
+from titan_rl.data.text.tokenizer import (
+    Tokenizer,
+    beginning,
+    encode,
+    encode_behind,
+    encode_from_start,
+    has_unknown_words,
+)
 from titan_rl.data.text.turns import check_roles
 from titan_rl.data.types import Message, Provenance, content_of, reasoning_of
 
@@ -47,7 +54,7 @@ def first_unknown(tokenizer: Tokenizer, text: str) -> str | None:
     def has_unknown(part: str) -> bool:
         return tokenizer.unk_token_id in encode(tokenizer, part)
 
-    if tokenizer.unk_token_id is None or not has_unknown(text) or not has_unknown(text := plain(tokenizer, text)):
+    if not has_unknown_words(tokenizer) or not has_unknown(text) or not has_unknown(text := plain(tokenizer, text)):
         return None
     return next((character for character in dict.fromkeys(text) if has_unknown(character)), text)
 
@@ -94,13 +101,45 @@ def encode_conversation(
             check_plain(tokenizer, f"a message of {each['role']}", text)
     _check_tools(tokenizer, json.dumps(list(tools)))
     check_roles(tokenizer, conversation, tools)
-    rendered = render_with_tools(tokenizer, conversation, tools, add_generation_prompt=False)
-    _check_asked(tokenizer, conversation, len(prompt), rendered, tools)
-    cuts = _cuts(tokenizer, conversation, len(prompt), rendered, tools)
+    beginnings = _Beginnings(tokenizer, conversation, tools)
+    _check_asked(beginnings, len(prompt))
+    cuts = _cuts(beginnings, len(prompt))
     if cuts is None:
-        return _by_marks(tokenizer, prompt, conversation, rendered, tools)
-    _check_shown(answer, [rendered[begin:end] for begin, end in zip(cuts[::2], cuts[1::2], strict=True)])
-    return _tokens(_owned(tokenizer, rendered, cuts))
+        return _by_marks(beginnings, len(prompt))
+    whole = beginnings.whole
+    _check_shown(answer, [whole[begin:end] for begin, end in zip(cuts[::2], cuts[1::2], strict=True)])
+    return _tokens(_owned(tokenizer, whole, cuts))
+
+
+class _Beginnings:
+    """Renderings of a conversation's beginnings, each made once."""
+
+    def __init__(self, tokenizer: Tokenizer, conversation: list[Message], tools: Tools) -> None:
+        self.tokenizer, self.conversation, self.tools = tokenizer, conversation, tools
+        self._texts: dict[tuple[int, bool], str] = {}
+
+    @property
+    def whole(self) -> str:
+        return self.text(len(self.conversation))
+
+    def text(self, count: int, *, asks: bool = False) -> str:
+        """Rendering of so many messages; empty of none. ``asks``: with what the model begins an answer behind."""
+        if (count, asks) not in self._texts:
+            self._texts[count, asks] = self._rendered(self.tokenizer, count, asks)
+        return self._texts[count, asks]
+
+    def length(self, count: int, *, asks: bool = False) -> int | None:
+        """Length of such a rendering, with or without the template's options; None if the whole does not begin so."""
+        if self.whole.startswith(text := self.text(count, asks=asks)):
+            return len(text)
+        if not asks:
+            return None
+        text = self._rendered(without_options(self.tokenizer), count, asks)
+        return len(text) if self.whole.startswith(text) else None
+
+    def _rendered(self, tokenizer: Tokenizer, count: int, asks: bool) -> str:
+        messages = self.conversation[:count]
+        return render_with_tools(tokenizer, messages, self.tools, add_generation_prompt=asks) if count else ""
 
 
 @lru_cache(maxsize=64)
@@ -109,13 +148,13 @@ def _check_tools(tokenizer: Tokenizer, tools: str) -> None:
         check_plain(tokenizer, "a tool's schema", text)
 
 
-def _check_asked(tokenizer: Tokenizer, conversation: list[Message], first: int, rendered: str, tools: Tools) -> None:
+def _check_asked(beginnings: _Beginnings, first: int) -> None:
     """Check that the last answer stands behind what the model would be asked for it with. Errors: ConfigError."""
-    places = _answers(conversation, first)
-    before = conversation[: places[-1]] if places else []
-    if not before or rendered.startswith(asked := render_with_tools(tokenizer, before, tools)):
+    places = _answers(beginnings.conversation, first)
+    count = places[-1] if places else 0
+    if beginnings.whole.startswith(asked := beginnings.text(count, asks=True)):
         return
-    opening = asked.removeprefix(render_with_tools(tokenizer, before, tools, add_generation_prompt=False))
+    opening = asked.removeprefix(beginnings.text(count))
     raise ConfigError(
         f"the model's chat template asks for the last answer with {opening[-80:]!r}, and does not write it so: give "
         f"rows that end in an answer, without thinking of its own where an option forbids it, other "
@@ -164,25 +203,15 @@ def _owned(tokenizer: Tokenizer, rendered: str, cuts: list[int]) -> list[tuple[l
     return pieces
 
 
-def _cuts(
-    tokenizer: Tokenizer, conversation: list[Message], first: int, rendered: str, tools: Tools
-) -> list[int] | None:
+def _cuts(beginnings: _Beginnings, first: int) -> list[int] | None:
     """Where each of the assistant's turns from message ``first`` on begins and ends in the rendered whole; None if the
     template renders a beginning otherwise than the whole begins."""
-
-    def beginning_of(count: int, *, asks: bool) -> int | None:
-        """Length of the rendering of so many messages; None if the whole does not begin so."""
-        for view in (tokenizer, without_options(tokenizer)) if asks else (tokenizer,):
-            text = render_with_tools(view, conversation[:count], tools, add_generation_prompt=asks) if count else ""
-            if rendered.startswith(text):
-                return len(text)
-        return None
-
-    places = _answers(conversation, first)
-    begins = [beginning_of(place, asks=True) for place in places]
+    tokenizer, rendered = beginnings.tokenizer, beginnings.whole
+    places = _answers(beginnings.conversation, first)
+    begins = [beginnings.length(place, asks=True) for place in places]
     cuts: list[int] = []
     for number, (place, begin) in enumerate(zip(places, begins, strict=True)):
-        end = beginning_of(place + 1, asks=False)
+        end = beginnings.length(place + 1)
         if end is None and number + 1 < len(places) and not _has_marks(tokenizer):
             end = _with_end_inside(tokenizer, rendered, begin, begins[number + 1])
         if begin is None or end is None or end <= begin:
@@ -203,12 +232,11 @@ def _has_marks(tokenizer: Tokenizer) -> bool:
     return _GENERATION.search(str(tokenizer.chat_template)) is not None
 
 
-def _by_marks(
-    tokenizer: Tokenizer, prompt: list[Message], conversation: list[Message], rendered: str, tools: Tools
-) -> Tokens:
+def _by_marks(beginnings: _Beginnings, first: int) -> Tokens:
     """By the template's own marks of what the assistant wrote. Errors: ConfigError."""
+    tokenizer, conversation, tools = beginnings.tokenizer, beginnings.conversation, beginnings.tools
     if not _has_marks(tokenizer):
-        shorter = ", or rows of one answer" if len(conversation) - len(prompt) > 1 else ""
+        shorter = ", or rows of one answer" if len(conversation) - first > 1 else ""
         raise ConfigError(
             "the model's chat template writes a conversation's beginning otherwise once it goes on, and does not mark "
             f"with {{% generation %}} what the assistant wrote: take another template{shorter}"
@@ -216,25 +244,21 @@ def _by_marks(
     options = {"add_generation_prompt": False, "return_dict": True, "return_assistant_tokens_mask": True}
     encoded = render_with_tools(tokenizer, conversation, tools, tokenize=True, **options)
     tokens, mask = np.asarray(encoded["input_ids"], np.int32), np.asarray(encoded["assistant_masks"], bool)
-    prompt_tokens = np.asarray(render_with_tools(tokenizer, prompt, tools, tokenize=True) if prompt else [], np.int32)
+    prompt_tokens = np.asarray(encode(tokenizer, beginnings.text(first, asks=True)), np.int32)
     if not np.array_equal(tokens[: len(prompt_tokens)], prompt_tokens) or not mask[len(prompt_tokens) :].any():
         raise ConfigError(
             "the model's chat template does not show the prompt as it is once it is answered: take another"
         )
     mask[: len(prompt_tokens)] = False
-    mask[_last_opening(tokenizer, conversation, len(prompt), tools)] = False
-    _check_shown(conversation[len(prompt) :], _marked_texts(tokenizer, rendered, mask))
+    mask[_last_opening(beginnings, first)] = False
+    _check_shown(conversation[first:], _marked_texts(tokenizer, beginnings.whole, mask))
     return tokens, np.where(mask, Provenance.MODEL, Provenance.TEMPLATE).astype(np.int8)
 
 
-def _last_opening(tokenizer: Tokenizer, conversation: list[Message], first: int, tools: Tools) -> slice:
+def _last_opening(beginnings: _Beginnings, first: int) -> slice:
     """Tokens of the generation prompt before the last answer, which marks may enclose."""
-    before = conversation[: _answers(conversation, first)[-1]]
-    bare, asked = (
-        len(render_with_tools(tokenizer, before, tools, tokenize=True, add_generation_prompt=asks)) if before else 0
-        for asks in (False, True)
-    )
-    return slice(bare, asked)
+    count = _answers(beginnings.conversation, first)[-1]
+    return slice(*(len(encode(beginnings.tokenizer, beginnings.text(count, asks=asks))) for asks in (False, True)))
 
 
 def _marked_texts(tokenizer: Tokenizer, rendered: str, mask: np.ndarray) -> list[str]:

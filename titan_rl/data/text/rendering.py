@@ -15,7 +15,7 @@ from jinja2 import Environment, TemplateError, meta
 
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.text.template_limits import check_source, limited
-from titan_rl.data.text.tokenizer import SHORTEST, Tokenizer, set_text, text_settings
+from titan_rl.data.text.tokenizer import SHORTEST, Tokenizer, encode, set_text, text_settings
 from titan_rl.data.types import Message
 
 _FAULTS = (
@@ -53,7 +53,9 @@ def rendered(tokenizer: Tokenizer, messages: Sequence[Message], *, tokenize: boo
             for source in template_sources(tokenizer):
                 check_source(source)
             text = tokenizer.apply_chat_template(conversation, tokenize=False, **_without_tokens(arguments))
-        return tokenizer.apply_chat_template(conversation, tokenize=True, **arguments) if tokenize else text
+        if arguments["return_dict"]:
+            return tokenizer.apply_chat_template(conversation, tokenize=True, **arguments)
+        return encode(tokenizer, text) if tokenize else text
     except _FAULTS as error:
         roles = ", ".join(message["role"] for message in messages)
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -6,6 +6,7 @@ sequence has none, so it is tokenized behind other text, of which the tokens are
 transformers takes a second to import, so its type stands in annotations alone.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -95,6 +96,23 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """The text alone, without what a sequence begins or ends with."""
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+@lru_cache(maxsize=8)
+def unknown_of_model(tokenizer: Tokenizer) -> int | None:
+    """Id that stands for characters without a token; None of a tokenizer that has a token for each byte."""
+    if not tokenizer.is_fast:
+        return tokenizer.unk_token_id
+    backend = tokenizer.backend_tokenizer  # pyright: ignore[reportAttributeAccessIssue]  # each fast one has it
+    model = json.loads(backend.to_str())["model"]
+    if (number := model.get("unk_id")) is not None:
+        return number
+    return backend.token_to_id(model.get("unk_token") or "")
+
+
+def has_unknown_words(tokenizer: Tokenizer) -> bool:
+    """Whether text can hold a character that becomes the token of unknown words."""
+    return tokenizer.unk_token_id is not None and unknown_of_model(tokenizer) == tokenizer.unk_token_id
 
 
 @lru_cache(maxsize=8)

@@ -1,7 +1,8 @@
 """Checks of a task's prompts before a run, with the model's tokenizer."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 
 import numpy as np
@@ -11,7 +12,7 @@ from titan_rl.data.text.conversation import first_unknown
 from titan_rl.data.text.message_forms import texts_of
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.thinking import ends_closed, open_tokens, thinking_tags
-from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.tokenizer import Tokenizer, has_unknown_words
 from titan_rl.data.text.turns import encode_answer
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of
@@ -19,6 +20,7 @@ from titan_rl.environments.prompts.stream import EACH_ROW, PromptStream
 from titan_rl.environments.rollout.decoding import ThinkingBudget
 from titan_rl.environments.rollout.demonstrations import worked_answers
 from titan_rl.environments.rollout.group import encode_prompt
+from titan_rl.mesh.processes.parallel_map import parallel_map
 
 _FEW = 4
 """Prompts checked of an endless task."""
@@ -51,35 +53,46 @@ def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens
     Errors: ConfigError for a missing one, or one longer than a row or the model's positions, both in tokens. Replies of
     environments are not known here, and not counted.
     """
-    for prompt in training_prompts(task, seed):
-        part = task_of(task, prompt)
-        is_chat, tools = not isinstance(part.messages(prompt), str), part.tools_of(prompt)
-        answers = worked_answers(part, prompt)
-        _check_known(tokenizer, prompt, [("worked example", answer) for answer in answers])
-        try:
-            own = with_options(tokenizer, prompt.template_options)
-            encoded = [encode_answer(own, answer, is_chat=is_chat, tools=tools) for answer in answers]
-        except ConfigError as error:
-            raise ConfigError(f"{place(prompt)}: {error}") from None
-        length = len(encode_prompt(task, tokenizer, prompt)) + sum(map(len, encoded))
-        if length > row_tokens:
-            raise ConfigError(
-                f"{place(prompt)}: its worked example has {length} tokens, and a row holds "
-                f"training.seq_len = {row_tokens}: raise it, or set sft.steps = 0"
-            )
-        if length > positions:
-            raise ConfigError(
-                f"{place(prompt)}: its worked example has {length} tokens, and the model has {positions} positions: "
-                f"take a model with more, or set sft.steps = 0"
-            )
+    check = partial(_check_demonstration, task, tokenizer, row_tokens, positions)
+    for _ in parallel_map(check, list(training_prompts(task, seed)), "tokenizing worked examples"):
+        pass
+
+
+def _check_demonstration(task: Task, tokenizer: Tokenizer, row_tokens: int, positions: int, prompt: Prompt) -> None:
+    part = task_of(task, prompt)
+    is_chat, tools = not isinstance(part.messages(prompt), str), part.tools_of(prompt)
+    answers = worked_answers(part, prompt)
+    _check_known(tokenizer, prompt, [("worked example", answer) for answer in answers])
+    try:
+        own = with_options(tokenizer, prompt.template_options)
+        encoded = [encode_answer(own, answer, is_chat=is_chat, tools=tools) for answer in answers]
+    except ConfigError as error:
+        raise ConfigError(f"{place(prompt)}: {error}") from None
+    length = len(encode_prompt(task, tokenizer, prompt)) + sum(map(len, encoded))
+    if length > row_tokens:
+        raise ConfigError(
+            f"{place(prompt)}: its worked example has {length} tokens, and a row holds "
+            f"training.seq_len = {row_tokens}: raise it, or set sft.steps = 0"
+        )
+    if length > positions:
+        raise ConfigError(
+            f"{place(prompt)}: its worked example has {length} tokens, and the model has {positions} positions: "
+            f"take a model with more, or set sft.steps = 0"
+        )
 
 
 def check_characters(task: Task, tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> None:
     """Check prompts' characters. Errors: ConfigError with the prompt for one that the tokenizer does not know."""
-    for prompt in prompts:
-        messages = task.messages(prompt)
-        parts = [messages] if isinstance(messages, str) else list(chain.from_iterable(map(texts_of, messages)))
-        _check_known(tokenizer, prompt, [*(("prompt", part) for part in parts), ("answer", prompt.answer)])
+    if not has_unknown_words(tokenizer):
+        return
+    for _ in parallel_map(partial(_check_characters, task, tokenizer), list(prompts), "tokenizing prompts' texts"):
+        pass
+
+
+def _check_characters(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> None:
+    messages = task.messages(prompt)
+    parts = [messages] if isinstance(messages, str) else list(chain.from_iterable(map(texts_of, messages)))
+    _check_known(tokenizer, prompt, [*(("prompt", part) for part in parts), ("answer", prompt.answer)])
 
 
 def _check_known(tokenizer: Tokenizer, prompt: Prompt, fields: Iterable[tuple[str, str]]) -> None:
@@ -126,6 +139,11 @@ class ThinkingCheck:
                 f"{self._budget.setting} = {self._budget.tokens} has no effect: the chat template closes thinking in "
                 f"each prompt; leave it out, or see model.chat_template.options"
             )
+
+
+def encode_all(task: Task, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> Iterator[np.ndarray]:
+    """Tokens of each prompt. Errors: ConfigError that begins with the prompt's place."""
+    return parallel_map(partial(encode_checked, task, tokenizer), prompts, "tokenizing prompts")
 
 
 def encode_checked(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
