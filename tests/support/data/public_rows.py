@@ -99,3 +99,16 @@ def openrlhf_label(n: int) -> Row:
 
 def alpaca(n: int) -> Row:
     return {"instruction": "Add.", "input": f"{n} and 2", "output": str(n + 2)}
+
+
+def share_gpt(n: int) -> Row:
+    said = [{"from": "human", "value": f"{n} and 2?"}, {"from": "gpt", "value": str(n + 2)}]
+    return {"id": f"row-{n}", "conversations": said}
+
+
+def dolly(n: int) -> Row:
+    return {"instruction": "Add.", "context": f"{n} and 2", "response": str(n + 2), "category": "closed_qa"}
+
+
+def meta_math(n: int) -> Row:
+    return {"query": f"{n} and 2?", "response": f"It is {n + 2}. The answer is: {n + 2}", "type": "GSM_Rephrased"}

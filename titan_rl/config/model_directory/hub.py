@@ -44,7 +44,10 @@ def _path_from_hub(name: str, get: Callable[[], Path]) -> str:
     except errors.RepositoryNotFoundError:
         why = f"{none} no such model on the Hub (or it is private: `hf auth login`)"
     except errors.LocalEntryNotFoundError:
-        why = f"{none} the Hub cannot be reached, nor does its cache hold such a model: give a directory"
+        why = (
+            f"{none} the Hub cannot be reached, nor does its cache hold such a model: where it can, run "
+            f"`hf download {name} --local-dir {Path(name).name}` and give that directory"
+        )
         if Path(name).name == "smollm2":
             why += f", or make this one: titan-rl model smollm2 {name}"
     except (errors.HfHubHTTPError, errors.HFValidationError, HTTPError, OSError) as error:

@@ -4,7 +4,8 @@
     verl             prompt (a list of messages), reward_model.ground_truth
     Tulu, NeMo-RL    messages, ground_truth; messages that end with the answer, task_name
     demonstrations   question, answer (GSM8K, verifiers); problem, solution (MATH); input, output (OpenRLHF); ...
-    Alpaca           instruction, and what input adds to it, are one text; output
+    Alpaca, Dolly    instruction, and what input or context adds to it, are one text; output or response
+    ShareGPT         conversations, by from (human, gpt) and value
     pairs, labels    of OpenRLHF with input; a prompt as text before conversations; of NeMo-RL context, completions
 
 A row that can be read in two ways is a ConfigError that names both. What columns hold is checked by whoever reads them.
@@ -14,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from titan_rl.config.load import ConfigError
@@ -104,8 +106,8 @@ def _without_alpaca(present: list[str]) -> list[str]:
 
 
 def _instructed(columns: Columns) -> Any:
-    """Instruction of Alpaca, and what is added to it."""
-    instruction, more = columns["instruction"], columns.get("input")
+    """Instruction of Alpaca or Dolly, and what is added to it."""
+    instruction, more = columns["instruction"], columns.get("input") or columns.get("context")
     return f"{instruction}\n\n{more}" if isinstance(more, str) and more.strip() else instruction
 
 
@@ -206,9 +208,32 @@ def _alpaca(columns: Columns) -> Columns:
     return {"prompt": _instructed(columns), "completion": columns["output"]}
 
 
+def _dolly(columns: Columns) -> Columns:
+    return {"prompt": _instructed(columns), "completion": columns["response"]}
+
+
+def _share_gpt(columns: Columns) -> Columns:
+    said = columns["conversations"]
+    if not _is_chat(said) or not all("from" in each and "value" in each for each in said):
+        return {"messages": said}
+    return {
+        "messages": [{"role": _SPEAKERS.get(each["from"], each["from"]), "content": each["value"]} for each in said]
+    }
+
+
+def _responded(prompt: str, completion: str) -> Callable[[Columns], Columns]:
+    return lambda columns: (
+        {"prompt": columns[prompt]} | _answered({"prompt": columns[prompt], "completion": columns[completion]})
+    )
+
+
 def _with_prompt(place: str, columns: Columns, mapped: Collection[str]) -> Columns:
-    """Row of a pair with its prompt. Errors: ConfigError for columns that ask differently."""
-    asking = [name for name in ("prompt", "question", "input", "instruction") if columns.get(name) not in (None, "")]
+    """Row of an answer, or of a pair, with its prompt. Errors: ConfigError for columns that ask differently."""
+    asking = [
+        name
+        for name in ("prompt", "question", "problem", "query", "input", "instruction")
+        if columns.get(name) not in (None, "")
+    ]
     if "prompt" in mapped or not (asking := _without_alpaca(asking)):
         return columns
     first = asking[0]
@@ -283,6 +308,14 @@ def _question(prompt: str, completion: str) -> Callable[[Columns], Columns]:
     return _number_as_text(_pick(prompt=prompt, completion=completion))
 
 
+_SPEAKERS = {"human": "user", "gpt": "assistant"}
+_RESPONDED = [
+    Shape("", (prompt, completion), _responded(prompt, completion), ("answer", "solution", "output", "reward_model"))
+    for prompt, completion in product(("prompt", "question", "problem", "query"), ("completion", "response"))
+    if (prompt, completion) != ("prompt", "completion")
+]
+"""Names that are told from others by what they are alone."""
+
 _SHAPES: dict[str, Sequence[Shape]] = {
     "demonstrations": (
         Shape("", ("messages",), _messages),
@@ -295,6 +328,9 @@ _SHAPES: dict[str, Sequence[Shape]] = {
         Shape("OpenRLHF", ("input", "output"), _question("input", "output"), ("instruction",)),
         Shape("OpenRLHF", ("input", "label"), _question("input", "label"), ("instruction", "output")),
         Shape("Alpaca", ("instruction", "output"), _alpaca),
+        Shape("Dolly", ("instruction", "response"), _dolly, ("output",)),
+        Shape("ShareGPT", ("conversations",), _share_gpt, ("messages",)),
+        *_RESPONDED,
     ),
     "pairs": (
         Shape("", ("chosen", "rejected"), _pair),
@@ -331,7 +367,10 @@ def as_example(place: str, columns: Columns, kind: str, mapped: Collection[str])
     if readings:
         others = {*_OURS, *(name for shape in fitting for name in shape.needs)} - set(named[0].needs)
         columns = {name: value for name, value in columns.items() if name not in others} | readings[0]
-    return columns | _answered(columns) if "completion" in mapped else columns
+    if "completion" not in mapped:
+        return columns
+    columns = _with_prompt(place, columns, mapped)
+    return columns | _answered(columns)
 
 
 def _as_ours(place: str, columns: Columns, shape: Shape, fitting: Sequence[Shape], mapped: Collection[str]) -> Columns:
