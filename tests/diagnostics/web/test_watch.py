@@ -3,14 +3,19 @@
 import asyncio
 import os
 import re
+import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import duckdb
 import httpx
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import watched_run
 from another_user import as_another_user, ask, needs_root
@@ -19,17 +24,25 @@ from titan_rl.cli import main
 from titan_rl.data.types import Provenance, Rollout, Turn, correct
 from titan_rl.diagnostics.bench.page.browser import browser_page, why_no_browser
 from titan_rl.diagnostics.bench.page.watch import served
+from titan_rl.diagnostics.web.data.answer_selection import AnswerSelection, answer_selection_of
+from titan_rl.diagnostics.web.data.evaluations import AnswersPage, Evaluations, Place
 from titan_rl.diagnostics.web.data.facts import account_of, actors_of, faults_of, plain_events, state_of
 from titan_rl.diagnostics.web.data.index import RolloutIndex
 from titan_rl.diagnostics.web.data.selection import RIGHT, Selection, selection_of, whole_number
 from titan_rl.diagnostics.web.guard import Guard
 from titan_rl.diagnostics.web.html.timeline import busy_share, draw
 from titan_rl.diagnostics.web.html.tokens import COLOURS, Tokens, facts_of
+from titan_rl.diagnostics.web.views import estimates
+from titan_rl.diagnostics.web.views.answer import card as answer_card
+from titan_rl.diagnostics.web.views.answer import said, whole
+from titan_rl.diagnostics.web.views.evaluations import columns, shown_row
 from titan_rl.diagnostics.web.views.group import card, summary
 from titan_rl.diagnostics.web.views.mesh import _health
 from titan_rl.diagnostics.web.views.overview import _alarms, options
 from titan_rl.mesh.telemetry.step_record import ActorSpan
 from titan_rl.records.alarms.alarms import NAMES
+from titan_rl.records.evaluations.files import write_result
+from titan_rl.records.evaluations.results import Answer, Question, SuiteResult
 from titan_rl.records.plot import curves_of, panels_of
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.trace import write_trace
@@ -295,6 +308,216 @@ def test_an_address_of_nonsense_is_the_first_view():
     assert whole_number({"page": "12"}, "page") == 12 and whole_number({}, "page") is None
 
 
+# the evaluations
+
+EARLY, LATE = Place("step-000000", "sums"), Place("step-000020", "sums")
+NUM_QUESTIONS, NUM_SAMPLES = 40, 3
+
+
+def evaluated(folder: Path, place: Place, right: Callable[[int, int], bool], text: str = "so", **more: Any) -> None:
+    """Files of a suite. ``right``: whether an answer is, by its question and sample. ``text``: the first answer's."""
+
+    def answer(n: int, sample: int) -> Answer:
+        is_right = right(n, sample)
+        said, status = text if (n, sample) == (0, 0) else f"so {n}", "ok" if n % 4 else "truncated"
+        readings = {"flexible": True, EVIL: False}
+        return Answer(sample, said, str(n) if is_right else None, is_right, float(is_right), status, n, readings)
+
+    questions = [
+        Question(
+            f"eval/sums/{n:07d}", f"{EVIL if n == 1 else n} + 0?", str(n), [answer(n, s) for s in range(NUM_SAMPLES)]
+        )
+        for n in range(NUM_QUESTIONS)
+    ]
+    settings = {"suite": {"k": 2, EVIL: [EVIL]}, "task": "sums"}
+    counts = {"unscored": {f"eval/{EVIL}": EVIL}, "settings": settings, "left_out": 7} | more
+    write_result(folder / place.evaluation, SuiteResult(place.suite, 2, NUM_SAMPLES, True, questions, **counts))
+
+
+@pytest.fixture(scope="module")
+def evaluations(tmp_path_factory) -> Evaluations:
+    """Early, every third question is right; late every second one, and of question 1 the last sample alone."""
+    folder = tmp_path_factory.mktemp("evaluated") / "evaluations"
+    evaluated(folder, EARLY, lambda n, sample: n % 3 == 0)
+    evaluated(folder, LATE, lambda n, sample: n % 2 == 0 or (n, sample) == (1, 2), EVIL)
+    return Evaluations(folder)
+
+
+def answers(evaluations: Evaluations, selection: AnswerSelection, beside: Place | None = EARLY) -> AnswersPage:
+    return evaluations.page(LATE, beside, selection, 0, 1000)
+
+
+def test_every_answer_is_shown_in_the_order_of_the_file(evaluations):
+    page = evaluations.page(LATE, None, AnswerSelection(), 50, 50)
+    assert page.count == page.num_answers == 120 and page.num_right == 61 and len(page.rows) == 50
+    assert [(row["question_id"], row["sample"]) for row in page.rows[:2]] == [
+        ("eval/sums/0000016", 2),
+        ("eval/sums/0000017", 0),
+    ]
+    assert "correct_beside" not in page.rows[0]
+
+
+@pytest.mark.parametrize(
+    "selection, count, holds",
+    [
+        (AnswerSelection(correct="right"), 61, lambda row: row["correct"]),
+        (AnswerSelection(correct="wrong"), 59, lambda row: not row["correct"]),
+        (AnswerSelection(status="truncated"), 30, lambda row: row["status"] == "truncated"),
+        (AnswerSelection(text="SO 17"), 3, lambda row: row["question_id"].endswith("17")),
+        (AnswerSelection(text="<SCRIPT>document", correct="right"), 2, lambda row: row["correct"]),
+        (AnswerSelection(became="right"), 40, lambda row: row["correct"] and not row["correct_beside"]),
+        (AnswerSelection(became="wrong"), 21, lambda row: row["correct_beside"] and not row["correct"]),
+        (AnswerSelection(text="' or 1=1 --"), 0, None),
+        (AnswerSelection(text="%"), 0, None),
+        (AnswerSelection(status="\0"), 0, None),
+    ],
+)
+def test_answers_are_found_by_what_they_are(evaluations, selection, count, holds):
+    page = answers(evaluations, selection)
+    assert page.count == page.num_answers == len(page.rows) == count and all(map(holds, page.rows))
+    assert page.num_right == sum(row["correct"] for row in page.rows)
+
+
+def test_answers_are_sorted_by_any_column(evaluations):
+    rows = answers(evaluations, AnswerSelection(sort="num_tokens", descending=True)).rows
+    assert [row["num_tokens"] for row in rows] == sorted((row["num_tokens"] for row in rows), reverse=True)
+    first = answers(evaluations, AnswerSelection()).rows
+    nonsense = AnswerSelection(sort="1; drop table shown")
+    assert answers(evaluations, nonsense).rows == first and answers(evaluations, nonsense, None).count == 120
+
+
+def test_questions_are_whole_with_their_right_answers_at_both_steps(evaluations):
+    page = answers(evaluations, AnswerSelection(by_question=True, sort="change", descending=True))
+    assert page.count == len(page.rows) == 40 and page.num_answers == 120 and page.num_right == 61
+    changes = [row["change"] for row in page.rows]
+    assert changes == sorted(changes, reverse=True) and set(changes) == {3, 1, 0, -3}
+    assert all(row["right"] - row["right_beside"] == row["change"] and row["count"] == 3 for row in page.rows)
+    some = answers(evaluations, AnswerSelection(by_question=True, correct="right", became="right"))
+    assert some.count == 14 and [row["right"] for row in some.rows if row["question_id"].endswith("01")] == [1]
+    assert answers(evaluations, AnswerSelection(by_question=True, became="wrong")).count == 7
+
+
+def test_what_became_right_did_so_from_the_earlier_step_to_the_later(evaluations):
+    """Whichever of them is shown."""
+    compared = evaluations.comparison(LATE, EARLY)
+    assert compared == evaluations.comparison(EARLY, LATE)
+    counts = compared.num_answers, compared.became_right, compared.became_wrong, compared.num_better, compared.num_worse
+    assert counts == (120, 40, 21, 14, 7)
+    difference = compared.difference
+    assert difference.value == pytest.approx((40 - 21) / 120) and difference.low < difference.value < difference.high
+    became = AnswerSelection(became="right")
+    assert evaluations.page(EARLY, LATE, became, 0, 1).count == evaluations.page(LATE, EARLY, became, 0, 1).count == 40
+
+
+def test_other_questions_under_the_same_names_are_not_compared(tmp_path, evaluations):
+    """And a file that names an answer twice makes no rows."""
+    shutil.copytree(evaluations.folder, folder := tmp_path / "evaluations")
+    path = folder / EARLY.evaluation / "sums.parquet"
+    rows = pq.read_table(path)
+    texts = ["another" if n < 60 else text for n, text in enumerate(rows["question"].to_pylist())]
+    rows = rows.set_column(rows.schema.get_field_index("question"), "question", pa.array(texts))
+    pq.write_table(pa.concat_tables([rows] * 3), path)
+    found = Evaluations(folder)
+    assert found.comparison(LATE, EARLY).num_answers == 60
+    assert found.page(LATE, EARLY, AnswerSelection(), 0, 1).count == 120
+    pq.write_table(rows.slice(0, 60), path)  # it is read again
+    assert found.comparison(LATE, EARLY).difference is None
+    assert "No answer" in estimates.comparison(found.overview(*LATE, EARLY.evaluation))
+
+
+def test_an_answer_is_whole_and_hostile_text_is_text(evaluations):
+    overview = evaluations.overview(*LATE, EARLY.evaluation)
+    row = evaluations.answer(LATE, "eval/sums/0000000", 0)
+    assert row["answer"] == EVIL and dict(row["readings"]) == {"flexible": True, EVIL: False}
+    assert evaluations.answer(LATE, "eval/sums/0000000", 3) is None is evaluations.answer(LATE, "x", 0)
+    members = evaluations.question(LATE, "eval/sums/0000001")
+    assert [member["sample"] for member in members] == [0, 1, 2] and EVIL in members[0]["question"]
+    shown = [whole(LATE, row), whole(LATE, None), answer_card(row), said("a\n" + EVIL), said(None)]
+    shown += [estimates.estimates(overview), estimates.facts(overview.record), estimates.settings(overview.record)]
+    shown += [estimates.unscored(overview.record), estimates.comparison(overview), estimates.notices([EVIL])]
+    for each in shown:
+        assert "<script" not in each and "<img" not in each and "\x1b" not in each
+    assert "7 rows" in shown[6] and "&lt;script&gt;" in shown[8] and "40 became right" in shown[9]
+    cells = shown_row(answers(evaluations, AnswerSelection()).rows[0], "sums")
+    assert (cells["question_id"], cells["correct"], cells["correct_beside"]) == ("0000000", "right", "right")
+    assert all(str(cell).isprintable() for cell in cells.values())
+
+
+def test_a_long_answer_is_cut_where_it_is_told():
+    assert said("a" * 100_001).count("a" * 100_000) == 1 and "the first 100,000 of 100,001" in said("a" * 100_001)
+    assert "the first" not in said("a" * 100_000)
+
+
+def test_estimates_stand_beside_those_of_the_other_step(evaluations):
+    shown = estimates.estimates(evaluations.overview(*LATE, EARLY.evaluation))
+    assert "50.8%" in shown and "35.0%" in shown and "step 20" in shown and "step 0" in shown and " to " in shown
+    alone = evaluations.overview(*LATE, "")
+    assert "35.0%" not in estimates.estimates(alone) and alone.beside is None is alone.comparison
+    assert [column["label"] for column in columns(alone, AnswerSelection())][:3] == ["question", "sample", "counts as"]
+
+
+def test_a_file_that_cannot_be_read_is_one_notice(tmp_path, evaluations):
+    shutil.copytree(evaluations.folder, folder := tmp_path / "evaluations")
+    (folder / LATE.evaluation / "sums.json").write_text("[")
+    found = Evaluations(folder).overview(*LATE, EARLY.evaluation)
+    assert len(found.notices) == 1 and found.record is None and found.comparison and found.statuses
+    (folder / EARLY.evaluation / "sums.parquet").write_bytes(b"PAR1")
+    found = Evaluations(folder).overview(*LATE, EARLY.evaluation)
+    assert len(found.notices) == 2 and found.beside is None and found.statuses == ["ok", "truncated"]
+    (folder / LATE.evaluation / "sums.parquet").unlink()
+    (folder / LATE.evaluation / "sums.parquet").symlink_to(evaluations.folder / LATE.evaluation / "sums.parquet")
+    found = Evaluations(folder).overview(*LATE, EARLY.evaluation)
+    assert len(found.notices) == 2 and found.statuses is None and found.suites == ["sums"]
+    (folder / LATE.evaluation / "sums.json").unlink()
+    found = Evaluations(folder).overview(*LATE, EARLY.evaluation)
+    assert found.notices == (f"{LATE.evaluation} holds no suite yet",) and found.place is None
+    assert Evaluations(tmp_path / "nowhere").overview("", "", "").names == []
+
+
+def test_what_is_new_is_seen(tmp_path, evaluations):
+    """Another evaluation, another suite, and a file in the place of one that could not be read."""
+    shutil.copytree(evaluations.folder, folder := tmp_path / "evaluations")
+    path = folder / EARLY.evaluation / "sums.parquet"
+    path.rename(tmp_path / "kept")
+    found = Evaluations(folder)
+
+    def is_new(overview) -> bool:
+        return found.signature(overview) != overview.signature
+
+    overview = found.overview(*LATE, EARLY.evaluation)
+    assert overview.beside is None and not is_new(overview)
+    (tmp_path / "kept").rename(path)
+    assert is_new(overview) and found.overview(*LATE, EARLY.evaluation).beside == EARLY
+    for place in (Place("step-000040", "sums"), Place(LATE.evaluation, "more")):
+        before = found.overview(*LATE, "")
+        evaluated(folder, place, lambda n, sample: True)
+        assert is_new(before) and not is_new(found.overview(*LATE, ""))
+
+
+def test_what_is_not_there_gives_way_to_the_newest(evaluations):
+    found = evaluations.overview("step-000007", "x", "../step-000000")
+    assert (found.place, found.beside) == (LATE, None)
+    assert found.notices == (f"step-000007 is not among the evaluations: this is {LATE.evaluation}",)
+    assert evaluations.overview("", "", LATE.evaluation).beside is None
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        AnswerSelection(),
+        AnswerSelection("a & b", "wrong", "ok", "right", "change", True, True),
+        AnswerSelection(sort="num_tokens"),
+    ],
+)
+def test_an_address_tells_the_selection_of_answers(selection):
+    assert answer_selection_of(selection.as_query()) == selection
+
+
+def test_an_address_of_nonsense_is_every_answer():
+    nonsense = {"sort": "-1; drop table shown", "correct": "true", "became": "'", "questions": "2", "text": "\ud800"}
+    assert answer_selection_of(nonsense) == AnswerSelection(text="?")
+
+
 # the curves
 
 
@@ -365,7 +588,7 @@ def test_in_a_browser(made):
     """Every view is drawn, hostile answers are text, nothing is asked of anybody else, and Ctrl-C ends it."""
     with served(made) as address, browser_page() as page:
         for view, shown in SimpleNamespace(
-            curves=".panels canvas", steps=".tl-row", mesh="table.plain"
+            curves=".panels canvas", steps=".tl-row", mesh="table.plain", evaluations="text=No suite was evaluated yet"
         ).__dict__.items():
             page.goto(f"{address}?view={view}")
             page.wait_for_selector(shown)
@@ -410,4 +633,32 @@ def test_addresses_and_a_page_that_is_opened_early(tmp_path):
         assert page.url.startswith(address)
         page.reload()
         page.wait_for_selector(".answer")
+        assert not page.elsewhere and not page.errors
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
+def test_evaluations_in_a_browser(tmp_path, evaluations):
+    """An evaluation that comes is shown; answers are compared, filtered and opened; the address tells it all."""
+    run_dir = watched_run.make(tmp_path / "run")
+    with served(run_dir.root) as address, browser_page(390, 844) as page:
+        page.goto(f"{address}?view=evaluations&beside=step-000000&became=right")
+        page.wait_for_selector("text=No suite was evaluated yet")
+        shutil.copytree(evaluations.folder, tmp_path / "copied").rename(run_dir.evaluations)
+        page.wait_for_selector("text=40 of 40 answers right")
+        page.get_by_text("questions", exact=True).last.click()
+        page.wait_for_selector("text=14 questions")
+        page.locator(".rollouts tbody tr").first.click()
+        page.wait_for_selector("text=step 20: 1 of 3 right")
+        page.wait_for_function("location.search.includes('question=') && location.search.includes('became=right')")
+        page.goto(f"{address}?view=evaluations&suite=sums&answer=eval/sums/0000000/0")
+        page.wait_for_selector(".sheet .said.tall")
+        assert "<script>" in page.locator(".sheet .said.tall").inner_text() and "forged" not in page.title()
+        page.get_by_label("close").click()
+        page.wait_for_function("!location.search.includes('answer=')")
+        (run_dir.evaluations / LATE.evaluation / "sums.parquet").write_bytes(b"PAR1")
+        page.wait_for_selector(".alarm >> text=sums.parquet cannot be read")
+        assert page.locator("table.estimates").is_visible() and not page.locator(".rollouts").is_visible()
+        whole, seen = page.locator("body").evaluate("e => [e.scrollWidth, e.clientWidth]")
+        assert whole <= seen
         assert not page.elsewhere and not page.errors

@@ -10,12 +10,16 @@ from titan_rl.diagnostics.web.data.facts import state_of
 from titan_rl.diagnostics.web.data.selection import whole_number
 from titan_rl.diagnostics.web.data.watched_run import Watched
 from titan_rl.diagnostics.web.html.style import CSS
+from titan_rl.diagnostics.web.views.evaluations import EvaluationsView
 from titan_rl.diagnostics.web.views.mesh import mesh
 from titan_rl.diagnostics.web.views.overview import Overview
 from titan_rl.diagnostics.web.views.rollouts import RolloutsView
 from titan_rl.diagnostics.web.views.steps import StepsView
 
-_VIEWS = {"curves": "Curves", "steps": "Steps", "rollouts": "Rollouts", "mesh": "Mesh and faults"}
+_VIEWS = {
+    **{"curves": "Curves", "steps": "Steps", "rollouts": "Rollouts", "evaluations": "Evaluations"},
+    "mesh": "Mesh and faults",
+}
 
 
 class Pages:
@@ -91,6 +95,7 @@ class Pages:
             "curves": lambda: Overview(self.run, beside),
             "steps": lambda: StepsView(self.run, query, self._moved),
             "rollouts": lambda: RolloutsView(self.run, query, self._moved),
+            "evaluations": lambda: EvaluationsView(self.run, query, self._moved),
             "mesh": lambda: mesh(self.run),
         }
         self.body.clear()

@@ -107,11 +107,11 @@ def selection_of(query: Mapping[str, str]) -> Selection:
     """Selection of these query parameters; unknown ones, and values that are no numbers, are ignored."""
     ends = {name: (_number(query.get(f"least_{name}")), _number(query.get(f"most_{name}"))) for name in RANGES}
     selection = Selection(
-        text=_text(query, "text"),
+        text=text_of(query, "text"),
         ranges={name: its for name, its in ends.items() if its != (None, None)},
-        status=_text(query, "status"),
-        task=_text(query, "task"),
-        outcome=_text(query, "outcome"),
+        status=text_of(query, "status"),
+        task=text_of(query, "task"),
+        outcome=text_of(query, "outcome"),
         by_group=query.get("groups") == "1",
     )
     sort = query.get("sort", "-step")
@@ -126,7 +126,7 @@ def whole_number(query: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
-def _text(query: Mapping[str, str], name: str) -> str:
+def text_of(query: Mapping[str, str], name: str) -> str:
     """Text of a parameter, with question marks for characters that are none (lone surrogates)."""
     return query.get(name, "").encode(errors="replace").decode()
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from titan_rl.config.io.bounded_files import TOKENIZER_BYTES, RefusedFile, check_file, read_json
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Group
+from titan_rl.diagnostics.web.data.evaluations import Evaluations
 from titan_rl.diagnostics.web.data.index import RolloutIndex
 from titan_rl.diagnostics.web.html.tokens import Tokens
 from titan_rl.records.metrics import MetricsReader
@@ -26,7 +27,7 @@ class Watched:
         self.run_dir, self.name = run_dir, run_dir.root.resolve().name
         self._metrics = MetricsReader(run_dir.root)
         self._reading = threading.Lock()
-        self.index = RolloutIndex(run_dir)
+        self.index, self.evaluations = RolloutIndex(run_dir), Evaluations(run_dir.evaluations)
 
     def records(self) -> list[dict[str, float]]:
         """Current records of all steps."""

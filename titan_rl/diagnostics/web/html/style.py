@@ -94,6 +94,19 @@ table.plain td:has(.bar) { vertical-align:middle; }
 .tl-roles { background:#8a6d3b; } .tl-other { background:#7a858f; } i.tl-wait { background:var(--line);
   color:var(--soft); } .tl-gap { background:repeating-linear-gradient(135deg,var(--line) 0 3px,transparent 3px 6px);
   border:1px solid var(--line); }
-.alarm { border-left:3px solid var(--bad); padding-left:10px; margin:6px 0; }
+.interval { position:relative; height:10px; min-width:90px;
+  background:linear-gradient(var(--line),var(--line)) 0 50%/100% 1px no-repeat; }
+.interval i { position:absolute; top:3px; height:4px; border-radius:2px; background:var(--accent); opacity:.45;
+  min-width:1px; }
+.interval b { position:absolute; top:0; width:3px; height:10px; margin-left:-1px; border-radius:1px;
+  background:var(--accent); } .interval.of-beside i, .interval.of-beside b { background:var(--soft); }
+table.estimates td:first-child { min-width:120px; }
+.said.tall { max-height:60vh; }
+@media (max-width:640px) { .wide-only { display:none; } .page { padding:10px 8px 30px; } .card { padding:10px; }
+  .top { padding:8px 10px; gap:8px; } .top > .q-btn { position:absolute; right:6px; top:4px; }
+  .nav { flex-wrap:wrap; } .nav button { padding:6px 5px; font-size:13px; } .sheet { padding:12px; width:98vw; }
+  table.estimates .n { white-space:normal; overflow-wrap:normal; padding-right:6px; }
+  table.estimates td:first-child { min-width:84px; } }
+.alarm { border-left:3px solid var(--bad); padding-left:10px; margin:6px 0; overflow-wrap:anywhere; }
 .alarm.past { border-color:var(--line); color:var(--soft); }
 """

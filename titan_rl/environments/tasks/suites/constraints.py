@@ -18,6 +18,7 @@ _RELATIONS: Mapping[str, Callable[[int, int], bool]] = {
     "less than": lambda count, bound: count < bound,
 }
 
+_FENCES = ("```json", "```Json", "```JSON", "```")
 _POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
 """Patterns of the set's two markers, in lower case."""
 
@@ -82,10 +83,12 @@ def has_no_comma(text: str) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """Whether the whole answer is JSON, in a fenced block or not."""
-    fenced = re.fullmatch(r"```(?:json)?\s*\n(.*?)\n?```", text.strip(), re.IGNORECASE | re.DOTALL)
+    """Whether the whole answer is JSON; marks of a fenced block around it, closed or not, do not count."""
+    inside = text.strip()
+    for mark in _FENCES:
+        inside = inside.removeprefix(mark)
     try:
-        parse_json(fenced[1] if fenced else text)
+        parse_json(inside.removesuffix("```").strip())
     except (ValueError, RecursionError):
         return False
     return True
@@ -159,7 +162,7 @@ def is_uppercase(text: str) -> bool:
 
 
 def capital_word_count(text: str, capital_frequency: int, capital_relation: str) -> bool:
-    words = re.findall(r"\w+", text)
+    words = re.findall(r"\w+(?:[-.]\w+)*", text)
     return _holds(sum(word.isupper() for word in words), capital_relation, capital_frequency)
 
 
