@@ -277,7 +277,7 @@ def test_combinations_that_cannot_be(arguments, words):
 @pytest.mark.parametrize(
     ("setting", "word"),
     [
-        ("context_parallel_degree=2", "kernel"),
+        ("context_parallel_degree=0", "at least 1"),
         ("spmd_backend=full_dtensor", "partial_dtensor"),
         ("pipeline_parallel_microbatch_size=2", "no effect"),
         ("pipeline_parallel_schedule=GPipe", "1F1B"),

@@ -165,7 +165,7 @@ def test_the_help_of_train_lists_every_key_with_its_default_and_a_line(capsys):
     assert "\n  --run.seed  (1)\n      All randomness derives from it, by name.\n" in said
     assert "\n  --training.steps  (100)\n" in said and "\n  --optimizer.lr  (1e-05)\n" in said
     assert "\n  --parallelism.tensor_parallel_degree  (1)\n      " in said
-    assert "--parallelism.context_parallel_degree" not in said, "it is refused"
+    assert "--parallelism.enable_fsdp_symm_mem" not in said, "it is refused"
     assert (
         all(f"\n  {name}: " in said for name in ALGORITHMS) and "\n  --algorithm.clip_high\n      The ratio is" in said
     )
@@ -384,7 +384,7 @@ def test_a_remote_traceback_becomes_one_line():
         (dict(rollout__group_size=1), "rollout.group_size"),
         (dict(model__path="."), "config.json"),
         (dict(parallelism__tensor_parallel_degree=8), "num_attention_heads"),
-        (dict(parallelism__context_parallel_degree=2), "context_parallel_degree"),
+        (dict(parallelism__context_parallel_degree=3), "context_parallel_degree"),
         (dict(mesh__transport="cuda_ipc"), "GPU"),
         (dict(mesh__transport="rdma_ibverbs"), "rdma_tcp"),
         (dict(generator__tensor_parallel=3), "num_attention_heads"),

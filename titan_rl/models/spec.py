@@ -87,7 +87,7 @@ def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training:
     cut_positions(model, training.seq_len)
     cast(SequenceParallelConfig, model).sequence_parallel = parallelism.enable_sequence_parallel
     config = SimpleNamespace(
-        parallelism=parallelism,
+        parallelism=replace(parallelism, context_parallel_degree=1),  # attention sees whole rows
         training=training,
         compile=CompileConfig(),
         debug=SimpleNamespace(moe_force_load_balance=False),

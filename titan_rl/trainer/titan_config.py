@@ -40,6 +40,7 @@ _HONOURED = {
         "pipeline_parallel_first_stage_less_layers",
         "pipeline_parallel_last_stage_less_layers",
         "module_fqns_per_model_part",
+        "context_parallel_degree",
         "expert_parallel_degree",
         "fsdp_reshard_after_forward",
     },
@@ -47,7 +48,6 @@ _HONOURED = {
     "debug": {"deterministic"},
 }
 _REFUSED = {
-    "parallelism.context_parallel_degree": "no attention kernel for packed rows with shared prompts can split a row",
     "training.enable_cpu_offload": "weights are published and saved from the device that trains them",
     "parallelism.spmd_backend": "only 'partial_dtensor' trains with this release of torch",
 }
@@ -79,7 +79,12 @@ class TitanConfig:
     def world_size(self) -> int:
         """Number of trainer ranks. Expert parallelism adds none: it uses those of the other kinds."""
         p = self.parallelism
-        return self.batch_degree * p.tensor_parallel_degree * p.pipeline_parallel_degree
+        return self.batch_degree * self.ranks_of_rows * p.pipeline_parallel_degree
+
+    @property
+    def ranks_of_rows(self) -> int:
+        """Number of ranks of a stage that share their rows: tensor and context parallel ones."""
+        return self.parallelism.tensor_parallel_degree * self.parallelism.context_parallel_degree
 
     @property
     def batch_degree(self) -> int:
@@ -87,8 +92,8 @@ class TitanConfig:
         return self.parallelism.data_parallel_replicate_degree * self.parallelism.data_parallel_shard_degree
 
     def batch_rank(self, rank: int) -> int:
-        """Data-parallel group of a rank; TorchTitan counts pipeline, replicate, shard, tensor, the last fastest."""
-        return rank // self.parallelism.tensor_parallel_degree % self.batch_degree
+        """Data-parallel group of a rank; TorchTitan counts pipeline, replicate, shard, context, tensor."""
+        return rank // self.ranks_of_rows % self.batch_degree
 
     @property
     def row_multiple(self) -> int:
@@ -242,6 +247,7 @@ def _check_parallelism(parallelism: ParallelismConfig) -> None:
         "data_parallel_replicate",
         "tensor_parallel",
         "pipeline_parallel",
+        "context_parallel",
         "expert_parallel",
     )
     for name in (f"{kind}_degree" for kind in kinds):
@@ -260,11 +266,12 @@ def _check_parallelism(parallelism: ParallelismConfig) -> None:
     if schedule not in _SCHEDULES:
         raise ConfigError(f"parallelism.pipeline_parallel_schedule = {schedule!r}: {nearest(schedule, _SCHEDULES)}")
     experts = parallelism.expert_parallel_degree
-    ranks = parallelism.data_parallel_shard_degree * parallelism.tensor_parallel_degree
+    ranks = parallelism.data_parallel_shard_degree * parallelism.context_parallel_degree
+    ranks *= parallelism.tensor_parallel_degree
     if ranks % experts:
         raise ConfigError(
             f"parallelism.expert_parallel_degree = {experts} must divide data_parallel_shard_degree x "
-            f"tensor_parallel_degree = {ranks}, whose ranks hold the experts: change one of them"
+            f"context_parallel_degree x tensor_parallel_degree = {ranks}, whose ranks hold the experts: change one"
         )
 
 

@@ -135,6 +135,9 @@ def test_ranks_share_the_flops_and_wait_for_whichever_is_slower():
     assert slow.forward_backward == slow.gathering > one.compute
     tensor = training(WORK, replace(layout, shards=4, tensor=2), RATES, BATCH, WORK.parameters)
     assert tensor.adding > 0 and tensor.compute == pytest.approx(one.compute)
+    context = training(WORK, replace(layout, shards=4, context=2), RATES, BATCH, WORK.parameters)
+    assert context.compute == pytest.approx(one.compute) and context.rows > one.rows
+    assert 0 < context.adding < tensor.adding and context.context_bytes == tensor.tensor_bytes / 2
     across = training(WORK, replace(layout, shards=16), RATES, BATCH, WORK.parameters)
     assert across.shard_bytes < one.shard_bytes * 2
 

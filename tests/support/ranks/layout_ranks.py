@@ -194,6 +194,7 @@ def parallelism(**degrees: int | str) -> dict[str, int | str]:
         "replicate": "data_parallel_replicate_degree",
         "tp": "tensor_parallel_degree",
         "pp": "pipeline_parallel_degree",
+        "cp": "context_parallel_degree",
         "ep": "expert_parallel_degree",
         "schedule": "pipeline_parallel_schedule",
     }

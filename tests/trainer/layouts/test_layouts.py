@@ -39,6 +39,8 @@ LAYOUTS = {
         "pp2 from dp2": Layout("qwen3", parallelism(pp=2), start_from="dp2 untied"),
         "pp2 interleaved": Layout("qwen3", parallelism(pp=2, schedule="Interleaved1F1B")),
         "ep2": Layout("moe", parallelism(dp=2, ep=2)),
+        "cp2": Layout("llama", parallelism(cp=2), faults=FAULTS),
+        "cp2 AC": Layout("qwen3", parallelism(cp=2), checkpointing="selective"),
         "tp2 of experts": Layout("moe", parallelism(tp=2)),
     },
     4: {
@@ -48,8 +50,12 @@ LAYOUTS = {
         "tp2 pp2": Layout("qwen3", parallelism(tp=2, pp=2)),
         "tp2 pp2 AC": Layout("qwen3", parallelism(tp=2, pp=2), checkpointing="selective"),
         "tp2 pp2 no SP": Layout("qwen3", parallelism(tp=2, pp=2, enable_sequence_parallel=False)),
+        "cp4 from cp2": Layout("llama", parallelism(cp=4), start_from="cp2"),
+        "cp2 tp2": Layout("llama", parallelism(cp=2, tp=2)),
+        "cp2 pp2": Layout("qwen3", parallelism(cp=2, pp=2)),
         "HSDP": Layout("llama", parallelism(replicate=2, dp=2)),
         "dp2 tp2 ep2": Layout("moe", parallelism(dp=2, tp=2, ep=2)),
+        "dp2 cp2 ep4": Layout("moe", parallelism(dp=2, cp=2, ep=4)),
     },
 }
 ALL = [name for layouts in LAYOUTS.values() for name in layouts]

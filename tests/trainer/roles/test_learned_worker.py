@@ -21,8 +21,9 @@ from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.models.builtin.tiny import make_tiny
 
 ADAM = {"lr": 1e-3, "eps": EPS}
-DP2, TP2, PP2 = (
-    dict.fromkeys([f"{k}_degree"], 2) for k in ("data_parallel_shard", "tensor_parallel", "pipeline_parallel")
+DP2, TP2, PP2, CP2 = (
+    dict.fromkeys([f"{kind}_degree"], 2)
+    for kind in ("data_parallel_shard", "tensor_parallel", "pipeline_parallel", "context_parallel")
 )
 NUM_STEPS, BAD_STEP = 3, 1
 
@@ -46,6 +47,7 @@ CASES = {
     "critic, policy bad": Case("critic", fault="policy"),
     "critic, critic bad": Case("critic", fault="role"),
     "critic, one and dp2": Case("critic", {}, DP2),
+    "critic, cp2 and cp2": Case("critic", CP2, CP2),
     "critic, pp2 and tp2": Case("critic", PP2, TP2),
     "before": Case("implicit_reward", update="before"),
     "before, policy bad": Case("implicit_reward", update="before", fault="policy"),

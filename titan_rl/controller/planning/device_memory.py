@@ -55,12 +55,12 @@ def mapped(num_engine_ranks: int) -> float:
 def passing_rank(hf: PreTrainedConfig, size: Size, titan: TitanConfig, *, learns: bool) -> Bytes:
     """Peak memory of a forward and backward pass over one row."""
     parallelism, element = titan.parallelism, bytes_of(titan.training.mixed_precision_param)
-    tensor = parallelism.tensor_parallel_degree
+    sharers = parallelism.data_parallel_shard_degree * parallelism.context_parallel_degree
     needs: Bytes = {"libraries": _LIBRARIES["trainer"] * GIB}
-    if element < WEIGHT or parallelism.data_parallel_shard_degree > 1:
+    if element < WEIGHT or sharers > 1:
         needs["gathered weights"] = _gathered(size, titan, element, learns=learns)
     kept = learns and titan.activation_checkpoint is None
-    return needs | {"activations": activations(hf, titan.training, is_kept=kept) / tensor}
+    return needs | {"activations": activations(hf, titan.training, is_kept=kept) / titan.ranks_of_rows}
 
 
 def _gathered(size: Size, titan: TitanConfig, element: int, *, learns: bool) -> float:

@@ -235,11 +235,12 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
         needs["snapshots"] = copies * trained * (WEIGHT + MOMENTS)
     if config.has_generators:
         needs["weights to send"] = NUM_SLOTS * _sent(config, size)
-    gathers = training.mixed_precision_param != "float32" or parallelism.data_parallel_shard_degree > 1
+    groups = titan.batch_degree * parallelism.context_parallel_degree
+    gathers = training.mixed_precision_param != "float32" or groups > parallelism.data_parallel_replicate_degree
     if gathers and parallelism.fsdp_reshard_after_forward == "never":
         is_wide = titan.world_size == 1 and training.mixed_precision_param == "bfloat16" and multiplies_wide()
         element = WEIGHT if is_wide else bytes_of(training.mixed_precision_param)  # trainer/model/unsharded.py
-        needs["gathered weights"] = size.parameters * element * titan.batch_degree
+        needs["gathered weights"] = size.parameters * element * groups
     return Need(
         "trainer",
         needs

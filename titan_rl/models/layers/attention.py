@@ -35,6 +35,7 @@ from titan_rl.kernels.packed_attention import (
     packed_attention,
     plan_packed,
 )
+from titan_rl.models.context_parallel import ContextParallel
 from titan_rl.models.layers.cpu_attention import scaled_dot_product_attention
 
 Made = TypeVar("Made")
@@ -96,6 +97,17 @@ class BlockPlan:
 
 
 AttentionPlan = BlockPlan | PackedPlan
+
+
+@dataclass(frozen=True)
+class SpreadPlan:
+    """Attention plan of a row whose tokens are spread over ranks."""
+
+    plan: AttentionPlan
+    """Of the whole row."""
+    context: ContextParallel
+
+
 Form = Literal["blocks", "packed"]
 
 _PIECE, _SHORT = 128, 32
@@ -191,20 +203,39 @@ class PackedAttention(VarlenAttention):
         k_BLNH: torch.Tensor,
         v_BLNH: torch.Tensor,
         *,
-        attention_masks: AttentionPlan | VarlenMetadata,
+        attention_masks: AttentionPlan | SpreadPlan | VarlenMetadata,
         scale: float | None = None,
         enable_gqa: bool = False,
         **_: Any,
     ) -> torch.Tensor:
-        scale = self.scale or scale
         q_TNH, k_TNH, v_TNH = (x_BLNH.flatten(0, 1) for x_BLNH in (q_BLNH, k_BLNH, v_BLNH))
-        if isinstance(attention_masks, PackedPlan):
-            assert not self.has_sink, "the kernel knows no sinks"
-            out_TNH = packed_attention(q_TNH, k_TNH, v_TNH, attention_masks, window=self.window, scale=scale)
+        keywords = {"scale": self.scale or scale, "enable_gqa": enable_gqa}
+        if isinstance(attention_masks, SpreadPlan):
+            context, num_heads = attention_masks.context, q_TNH.shape[1]
+            spread = (context.by_heads(x_LNH, num_heads) for x_LNH in (q_TNH, k_TNH, v_TNH))
+            heads = context.heads(num_heads)
+            out_TNH = context.by_tokens(self._attention(*spread, attention_masks.plan, heads, **keywords))
         else:
-            assert isinstance(attention_masks, BlockPlan), "TorchTitan's masks"
-            out_TNH = self._by_blocks(q_TNH, k_TNH, v_TNH, attention_masks, scale=scale, enable_gqa=enable_gqa)
+            assert isinstance(attention_masks, AttentionPlan), "TorchTitan's masks"
+            out_TNH = self._attention(q_TNH, k_TNH, v_TNH, attention_masks, slice(None), **keywords)
         return out_TNH.view(*q_BLNH.shape[:2], *out_TNH.shape[1:])
+
+    def _attention(
+        self,
+        q_TNH: torch.Tensor,
+        k_TNH: torch.Tensor,
+        v_TNH: torch.Tensor,
+        plan: AttentionPlan,
+        heads: slice,
+        *,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor:
+        """Of a whole row. ``heads``: which of the rank's heads these are."""
+        if isinstance(plan, PackedPlan):
+            assert not self.has_sink, "the kernel knows no sinks"
+            return packed_attention(q_TNH, k_TNH, v_TNH, plan, window=self.window, scale=scale)
+        return self._by_blocks(q_TNH, k_TNH, v_TNH, plan, heads=heads, scale=scale, enable_gqa=enable_gqa)
 
     def _by_blocks(
         self, q_TNH: torch.Tensor, k_TNH: torch.Tensor, v_TNH: torch.Tensor, plan: BlockPlan, **keywords: Any
@@ -223,8 +254,16 @@ class PackedAttention(VarlenAttention):
         return torch.cat(outputs).index_select(0, plan.output_T)
 
     def attend(
-        self, q_DNQH: torch.Tensor, k_DNKH: torch.Tensor, v_DNKH: torch.Tensor, *, scale: float | None, **keywords: Any
+        self,
+        q_DNQH: torch.Tensor,
+        k_DNKH: torch.Tensor,
+        v_DNKH: torch.Tensor,
+        *,
+        heads: slice,
+        scale: float | None,
+        **keywords: Any,
     ) -> torch.Tensor:
+        """``heads``: which of the rank's heads these are."""
         return scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, scale=scale, **keywords)
 
 
@@ -251,18 +290,26 @@ class SinkAttention(PackedAttention):
         self.sinks = torch.nn.Parameter(torch.empty(config.num_heads))
 
     def attend(
-        self, q_DNQH: torch.Tensor, k_DNKH: torch.Tensor, v_DNKH: torch.Tensor, *, scale: float | None, **keywords: Any
+        self,
+        q_DNQH: torch.Tensor,
+        k_DNKH: torch.Tensor,
+        v_DNKH: torch.Tensor,
+        *,
+        heads: slice,
+        scale: float | None,
+        **keywords: Any,
     ) -> torch.Tensor:
         assert scale is not None, "sinks are scaled as scores are"
         sinks_N = self.sinks
         if isinstance(sinks_N, DTensor):  # of this rank's heads
             sinks_N = sinks_N.to_local(grad_placements=sinks_N.placements)
+        sinks_N = sinks_N[heads]
         size, more = q_DNQH.shape[-1], self._FEATURES
         score_DNQ1 = (sinks_N / scale).to(q_DNQH.dtype)[:, None, None].expand(*q_DNQH.shape[:-1], 1)
         q_DNQH = F.pad(torch.cat([q_DNQH, score_DNQ1], dim=-1), (0, more - 1))
         k_DNKH, v_DNKH = (F.pad(x_DNKH, (0, more, 0, 1)) for x_DNKH in (k_DNKH, v_DNKH))
         k_DNKH[..., -1, size] = 1.0
-        return super().attend(q_DNQH, k_DNKH, v_DNKH, scale=scale, **keywords)[..., :size]
+        return super().attend(q_DNQH, k_DNKH, v_DNKH, heads=heads, scale=scale, **keywords)[..., :size]
 
 
 def why_blocks(model_config: Decoder.Config, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -19,7 +19,8 @@ from transformers import PreTrainedConfig
 
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.kernels.linear_logprob import linear_logprob
-from titan_rl.models.layers.attention import AttentionPlan
+from titan_rl.models.context_parallel import HeadRoute
+from titan_rl.models.layers.attention import AttentionPlan, SpreadPlan
 from titan_rl.models.layers.cpu_products import with_lean_linears
 from titan_rl.models.layers.layer_configs import FROM_FILE, layer_config, norm
 from titan_rl.models.layers.memory_saving import LeanRMSNorm
@@ -115,13 +116,14 @@ class PackedDecoder(Decoder):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor | None = None,
-        attention_masks: AttentionPlan | AttentionMasksType | None = None,
-        logit_index_S: torch.Tensor | None = None,
+        attention_masks: AttentionPlan | SpreadPlan | AttentionMasksType | None = None,
+        logit_index_S: torch.Tensor | HeadRoute | None = None,
         **statistics: Any,
     ) -> torch.Tensor:
         """Logits of the positions ``logit_index_S``: [S, vocabulary]; if None, of all: [B, L, vocabulary].
 
-        ``tokens``: [B, L], or the output of the stage before. With ``statistics`` (the keyword arguments of
+        ``tokens``: [B, L], or the output of the stage before. With a route for ``logit_index_S``, of the positions
+        that it leads here. With ``statistics`` (the keyword arguments of
         the head, such as ``target_S``): log-probabilities and entropies [2, S] instead.
         """
         hidden = self._enter(tokens)
@@ -147,7 +149,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _select(hidden_BLD: torch.Tensor, index_S: torch.Tensor | None) -> torch.Tensor:
+def _select(hidden_BLD: torch.Tensor, index_S: torch.Tensor | HeadRoute | None) -> torch.Tensor:
+    if isinstance(index_S, HeadRoute):
+        return index_S.exchanged(hidden_BLD.flatten(0, 1))
     return hidden_BLD if index_S is None else hidden_BLD.flatten(0, 1).index_select(0, index_S)
 
 

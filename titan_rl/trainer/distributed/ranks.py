@@ -14,19 +14,36 @@ from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 
+from titan_rl.models.context_parallel import ContextParallel
+
 T = TypeVar("T")
+
+
+class _Dims(ParallelDims):
+    """Device meshes, with attention of our own for rows spread over ranks (models/context_parallel.py)."""
+
+    @property
+    def cp_enabled(self) -> bool:
+        """Whether TorchTitan is to replace each layer's attention by torch's context parallelism."""
+        return False
 
 
 def parallel_dims(parallelism: ParallelismConfig) -> ParallelDims:
     """Device meshes of a layout; the world size must match it."""
     dist_utils.set_spmd_backend(parallelism.spmd_backend)
-    return ParallelDims.from_config(parallelism, dist.get_world_size())
+    return _Dims.from_config(parallelism, dist.get_world_size())
+
+
+def context_parallel(dims: ParallelDims) -> ContextParallel | None:
+    """Ranks that share this rank's rows, each with a part of the tokens; None if it has them whole."""
+    mesh = dims.get_optional_mesh("cp")
+    return None if mesh is None else ContextParallel(mesh.get_group())
 
 
 def is_first_of_rows(dims: ParallelDims) -> bool:
-    """Whether this rank is the first of its tensor-parallel ranks, which share their rows."""
-    mesh = dims.get_optional_mesh("tp")
-    return mesh is None or mesh.get_local_rank() == 0
+    """Whether this rank is the first of those that share its rows: tensor and context parallel ones."""
+    meshes = [dims.get_optional_mesh(name) for name in ("cp", "tp")]
+    return all(mesh is None or mesh.get_local_rank() == 0 for mesh in meshes)
 
 
 def clipped_gradient_norm(model_parts: Iterable[nn.Module], max_norm: float, parallel_dims: ParallelDims) -> float:

@@ -24,6 +24,8 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
         _check_tensor_parallel(hf, parallelism, experts)
     if parallelism.pipeline_parallel_degree > 1:
         _check_pipeline(hf, parallelism)
+    if parallelism.context_parallel_degree > 1:
+        _check_context_parallel(hf, parallelism)
     _check_experts(hf, parallelism, experts)
 
 
@@ -74,6 +76,21 @@ def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig,
     if parallelism.expert_parallel_degree > 1 and not parallelism.enable_sequence_parallel:
         raise ConfigError(
             "parallelism.enable_sequence_parallel = false does not work with expert parallelism: leave it out"
+        )
+
+
+def _check_context_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
+    degree, tensor = parallelism.context_parallel_degree, parallelism.tensor_parallel_degree
+    if "linear_attention" in (getattr(hf, "layer_types", None) or ()):
+        raise ConfigError(
+            f"parallelism.context_parallel_degree = {degree} cannot spread the states of the model's linear attention "
+            f"(layer_types) over ranks: use data_parallel_shard_degree or pipeline_parallel_degree instead"
+        )
+    heads = hf.num_attention_heads
+    if heads % (degree * tensor):
+        raise ConfigError(
+            f"parallelism.context_parallel_degree x tensor_parallel_degree = {degree * tensor} must divide the model's "
+            f"num_attention_heads = {heads}: lower one of them, or spread over data_parallel_shard_degree instead"
         )
 
 
@@ -141,7 +158,7 @@ def _check_experts(hf: PreTrainedConfig, parallelism: ParallelismConfig, experts
         raise ConfigError(
             f"parallelism.expert_parallel_degree = {degree} must divide the model's num_experts = {experts}: lower it"
         )
-    shard = parallelism.data_parallel_shard_degree
+    shard = parallelism.data_parallel_shard_degree * parallelism.context_parallel_degree
     if degree > 1:
         ranks, each, pieces = shard * tensor, shard * tensor // degree, 1
     else:

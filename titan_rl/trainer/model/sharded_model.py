@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
@@ -24,14 +25,16 @@ from titan_rl.config.model_directory.chat_template import write_template
 from titan_rl.config.sections.schema import Config, LoraConfig
 from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.types import Row
+from titan_rl.models.context_parallel import ContextParallel
 from titan_rl.models.families.registry import make_family
-from titan_rl.models.layers.attention import BlockPlan, Form, attention_form, plan_attention
+from titan_rl.models.layers.attention import BlockPlan, Form, SpreadPlan, attention_form, plan_attention
 from titan_rl.models.layers.gated_delta_net import has_states, recurrence_plan
 from titan_rl.models.layers.penalties import logit_penalties
 from titan_rl.models.spec import model_spec
 from titan_rl.models.value_head import has_value_head, load_value_model, save_value_model, value_spec
 from titan_rl.models.weights.hf_weights import export_dtypes, load_hf, save_hf
 from titan_rl.models.weights.shards import Shard, decoder_of, local_shards
+from titan_rl.trainer.distributed.ranks import context_parallel
 from titan_rl.trainer.model.adapters import Adapters
 from titan_rl.trainer.model.parallel import parallel_model
 from titan_rl.trainer.model.unsharded import UnshardedModel, can_be_unsharded
@@ -41,6 +44,22 @@ Columns = dict[str, torch.Tensor]
 """Of one row, on the device that computes: those of ``data.types.Row``, and what roles say of it."""
 Kernel = Literal["auto", "reference", "triton"]
 _ROW_COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S", "offsets_N")
+
+
+_OF_WHOLE_ROWS = ("tokens_T", "positions_T", "offsets_N")
+
+
+def _spread(keywords: dict, row: Row, context: ContextParallel) -> dict:
+    """Arguments of the forward on one of the ranks that the row's tokens are spread over."""
+    num_tokens, mine = len(row.tokens_T), context.targets(len(row.target_S))
+    return keywords | {
+        "positions": keywords["positions"][:, context.tokens(num_tokens)],
+        "attention_masks": SpreadPlan(keywords["attention_masks"], context),
+        "logit_index_S": context.route(row.source_S, num_tokens, keywords["target_S"].device),
+        "target_S": keywords["target_S"][mine],
+        "mask": row.mask and row.mask.take(np.arange(mine.start, mine.stop)),
+        "penalties": keywords["penalties"] and keywords["penalties"].at(mine),
+    }
 
 
 def _implementation(kernel: Kernel, device: torch.device) -> Literal["reference", "triton"]:
@@ -76,6 +95,7 @@ class ShardedModel:
         self.unsharded = (
             UnshardedModel(spec, titan, self.parts[0]) if can_be_unsharded(titan, parallel_dims, device) else None
         )
+        self.context = context_parallel(parallel_dims)
         self.adapters: Adapters | None = None
         self.load(path)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
@@ -91,7 +111,7 @@ class ShardedModel:
         """Pad rows to the layout's multiples; fitted rows stay as they are."""
         return fit_rows(
             rows,
-            token_multiple=self.titan.parallelism.tensor_parallel_degree,
+            token_multiple=self.titan.ranks_of_rows,
             row_multiple=self.titan.row_multiple,
             same_length=self.pipeline is not None,
         )
@@ -101,12 +121,18 @@ class ShardedModel:
         arrays = {name: getattr(row, name) for name in _ROW_COLUMNS} | row.role_columns
         return {name: torch.from_numpy(values).to(self.device) for name, values in arrays.items()}
 
-    def keywords(self, row: Row, columns: Columns) -> dict:
-        """Arguments of the model's forward besides the tokens."""
+    def tokens(self, columns: Columns) -> torch.Tensor:
+        """Tokens of a row that this rank computes, [1, L]."""
+        tokens_T = columns["tokens_T"]
+        return tokens_T[None] if self.context is None else tokens_T[None, self.context.tokens(len(tokens_T))]
+
+    def keywords(self, row: Row, columns: Columns, keywords_of: Callable[[Columns], dict] = lambda columns: {}) -> dict:
+        """Arguments of the model's forward besides the tokens. ``keywords_of(columns)``: further ones of the head, of
+        those of the row's trained tokens that this rank has it compute."""
         plan = plan_attention(row.segments, len(row.tokens_T), self.device, self.attention_form)
         if isinstance(plan, BlockPlan) and has_states(decoder_of(self.spec)):
             recurrence_plan(plan)  # once, here, and not on the host in the middle of a forward
-        return {
+        whole = {
             "positions": columns["positions_T"][None],
             "attention_masks": plan,
             "logit_index_S": columns["source_S"],
@@ -117,6 +143,18 @@ class ShardedModel:
             "mask": row.mask,
             "penalties": logit_penalties(row, self.device),
         }
+        return (whole if self.context is None else _spread(whole, row, self.context)) | keywords_of(self._own(columns))
+
+    def _own(self, columns: Columns) -> Columns:
+        """Columns of the trained tokens that this rank has the head compute."""
+        if self.context is None:
+            return columns
+        mine = self.context.targets(len(columns["target_S"]))
+        return {name: column if name in _OF_WHOLE_ROWS else column[mine] for name, column in columns.items()}
+
+    def _statistics(self, output: torch.Tensor, columns: Columns) -> torch.Tensor:
+        """Head outputs of all trained tokens of a row, from those of this rank."""
+        return output if self.context is None else self.context.gathered(output, len(columns["target_S"]))
 
     def forward_backward(
         self,
@@ -134,7 +172,10 @@ class ShardedModel:
         columns = [self.columns(row) for row in rows]
 
         def keywords(index: int) -> dict:
-            return self.keywords(rows[index], columns[index]) | keywords_of(columns[index])
+            return self.keywords(rows[index], columns[index], keywords_of)
+
+        def loss_of(output: torch.Tensor, index: int) -> torch.Tensor:
+            return loss(self._statistics(output, columns[index]), index, columns[index])
 
         with self._computing() as model:
             if self.pipeline is None:
@@ -144,16 +185,15 @@ class ShardedModel:
                 for place, index in enumerate(order, 1):
                     self._keep_gathered(place < len(rows))
                     with torch.set_grad_enabled(index not in without_gradient):
-                        output = model(columns[index]["tokens_T"][None], **keywords(index))
-                        row_loss = loss(output, index, columns[index])
+                        row_loss = loss_of(model(self.tokens(columns[index]), **keywords(index)), index)
                     if index not in without_gradient:
                         row_loss.backward()
             else:
                 self.pipeline.forward_backward(
-                    [c["tokens_T"][None] for c in columns],
+                    [self.tokens(row_columns) for row_columns in columns],
                     [keywords(index) for index in range(len(rows))],
                     self._hidden_shape(rows[0]),
-                    lambda statistics_KS, index: loss(statistics_KS, index, columns[index]),
+                    loss_of,
                 )
         if len(without_gradient) == len(rows):
             self._reshard()
@@ -189,11 +229,12 @@ class ShardedModel:
         with self._computing() as model:
             for row in rows:
                 columns = self.columns(row)
-                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | keywords_of(columns) | extra
+                tokens, keywords = self.tokens(columns), self.keywords(row, columns, keywords_of) | extra
                 if self.pipeline is None:
-                    outputs.append(model(tokens, **keywords))
+                    output = model(tokens, **keywords)
                 else:
-                    outputs.append(self.pipeline.forward(tokens, keywords, self._hidden_shape(row)))
+                    output = self.pipeline.forward(tokens, keywords, self._hidden_shape(row))
+                outputs.append(None if output is None else self._statistics(output, columns))
         self._reshard()
         return outputs
 
@@ -209,7 +250,7 @@ class ShardedModel:
         """Of what a stage passes on."""
         parallelism = self.titan.parallelism
         split = parallelism.tensor_parallel_degree if parallelism.enable_sequence_parallel else 1
-        return 1, len(row.tokens_T) // split, decoder_of(self.spec).dim
+        return 1, len(row.tokens_T) // (split * parallelism.context_parallel_degree), decoder_of(self.spec).dim
 
     # weights
 

@@ -59,6 +59,7 @@ def layout_of(titan: TitanConfig, updates: int, devices_per_host: int) -> Layout
     return Layout(
         replicas=parallelism.data_parallel_replicate_degree,
         shards=parallelism.data_parallel_shard_degree,
+        context=parallelism.context_parallel_degree,
         tensor=parallelism.tensor_parallel_degree,
         stages=parallelism.pipeline_parallel_degree,
         stages_of_rank=several,

@@ -141,6 +141,7 @@ class Forecast:
         return {
             "trainer: FSDP": self.training.shard_bytes,
             "trainer: tensor parallel": self.training.tensor_bytes,
+            "trainer: context parallel": self.training.context_bytes,
             "trainer: pipeline": self.training.stage_bytes,
             "trainer: weights to engines": self.syncing.sent,
             "engine: tensor parallel": sums * tokens * self.scenario.work.hidden * engine.element,

@@ -15,10 +15,11 @@ from titan_rl.controller.planning.forecast.work import Batch, Work
 
 @dataclass(frozen=True)
 class Layout:
-    """Trainer ranks: replicas x shards x tensor x stages."""
+    """Trainer ranks: replicas x shards x context x tensor x stages."""
 
     replicas: int = 1
     shards: int = 1
+    context: int = 1
     tensor: int = 1
     stages: int = 1
     stages_of_rank: int = 1
@@ -35,7 +36,12 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        return self.replicas * self.shards * self.tensor * self.stages
+        return self.replicas * self.shards * self.context * self.tensor * self.stages
+
+    @property
+    def sharers(self) -> int:
+        """Ranks that FSDP shards over."""
+        return self.shards * self.context
 
     @property
     def groups(self) -> int:
@@ -53,13 +59,15 @@ class Training:
     gathering: float
     """Of FSDP's collectives, beside which ranks compute."""
     adding: float
-    """Of tensor parallelism's, which are waited for."""
+    """Of tensor and context parallelism's, which are waited for."""
     optimizer: float
     rows: int
     """Of each group of ranks."""
     shard_bytes: float
-    """A rank sends so many for FSDP, ``tensor_bytes`` for tensor parallelism, ``stage_bytes`` to the next stage."""
+    """A rank sends so many for FSDP, ``tensor_bytes`` for tensor parallelism, ``context_bytes`` for context
+    parallelism, ``stage_bytes`` to the next stage."""
     tensor_bytes: float
+    context_bytes: float
     stage_bytes: float
 
     @property
@@ -105,27 +113,33 @@ def train_flops(work: Work, batch: Batch, recomputed: float, trained_share: floa
 
 def training(work: Work, layout: Layout, rates: Rates, batch: Batch, trained: int, beside: float = 0.0) -> Training:
     """``trained``: parameters that learn. ``beside``: FLOPs of other models that pass the batch in these processes."""
-    rows, tokens = num_rows(batch, layout), batch.trained / layout.groups
+    rows, tokens = num_rows(batch, layout), batch.trained / layout.groups / layout.context
     idle = bubble(layout.stages, rows, layout.stages_of_rank)
     flops = train_flops(work, batch, layout.recomputed, min(trained / work.parameters, 1.0)) + beside
     compute = flops / layout.ranks / (rates.peak_flops * rates.train_share) / (1 - idle) + rows * rates.seconds_row
     held = work.parameters / layout.tensor / layout.stages
     gathers = (1 + layout.gathers_again) * layout.element + 4 * trained / work.parameters
-    shard_bytes = rows * ring(layout.shards, held * gathers)
-    shard_bytes += rows * 2 * ring(layout.replicas, 4 * trained / layout.tensor / layout.stages / layout.shards)
-    sums = 2 * (2 + (layout.recomputed > 0.5))
+    shard_bytes = rows * ring(layout.sharers, held * gathers)
+    shard_bytes += rows * 2 * ring(layout.replicas, 4 * trained / layout.tensor / layout.stages / layout.sharers)
+    passes = 2 + (layout.recomputed > 0.5)
+    sums, exchanges = 2 * passes * (layout.tensor > 1), 4 * passes * (layout.context > 1)
     each = tokens / layout.stages * work.layers * work.hidden * layout.element
     tensor_bytes = sums * 2 * ring(layout.tensor, each)
-    waits = sums * work.layers / layout.stages * rows * rates.seconds_collective if layout.tensor > 1 else 0.0
+    # of queries, keys, values and outputs, each at most as wide as the hidden states
+    context_bytes = exchanges * ring(layout.context, each / layout.tensor)
+    waits = (sums + exchanges) * work.layers / layout.stages * rows * rates.seconds_collective
     state = trained / (layout.ranks / layout.replicas)
     return Training(
         compute=compute,
         bubble=idle,
-        gathering=shard_bytes / _between(layout.groups, layout.tensor, layout, rates) if layout.groups > 1 else 0.0,
-        adding=tensor_bytes / _between(layout.tensor, 1, layout, rates) + waits,
+        gathering=shard_bytes / _between(layout.replicas * layout.sharers, layout.tensor, layout, rates),
+        adding=tensor_bytes / _between(layout.tensor, 1, layout, rates)
+        + context_bytes / _between(layout.context, layout.tensor, layout, rates)
+        + waits,
         optimizer=layout.updates * (rates.seconds_optimizer + 28 * state / rates.memory),
         rows=rows,
         shard_bytes=shard_bytes,
         tensor_bytes=tensor_bytes,
+        context_bytes=context_bytes,
         stage_bytes=2 * tokens * work.hidden * layout.element if layout.stages > 1 else 0.0,
     )

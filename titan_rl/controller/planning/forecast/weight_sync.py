@@ -122,7 +122,7 @@ def trainer_holdings(shapes: Shapes, layout: Layout, interner: Interner) -> list
     """Of each rank, in TorchTitan's order: stage, replica, shard, tensor, the last fastest."""
     parameters = [(name, *split_name(name), shape) for name, shape in shapes.items()]
     num_layers = len({unit for _, unit, _, _ in parameters if unit}) or 1
-    degrees = (layout.stages, layout.replicas, layout.shards, layout.tensor)
+    degrees = (layout.stages, layout.replicas, layout.sharers, layout.tensor)
     ranks = []
     for stage, _, shard, tensor in product(*map(range, degrees)):
         held = []
@@ -130,7 +130,7 @@ def trainer_holdings(shapes: Shapes, layout: Layout, interner: Interner) -> list
             if _stage_of(unit, name, num_layers, layout.stages) != stage:
                 continue
             box = part_of(_whole(shape), cut_dimension(name), tensor, layout.tensor)
-            box = box and part_of(box, 0, shard, layout.shards)
+            box = box and part_of(box, 0, shard, layout.sharers)
             if box is not None:
                 held.append((unit, Holding(short, box)))
         ranks.append(interner.units(held))
