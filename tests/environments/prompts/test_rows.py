@@ -12,9 +12,11 @@ from mistakes import assert_one_line
 from row_tasks import mistake, rows_task, sums, texts, write
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.controller.preflight.data_checks import row_notices
 from titan_rl.data.rows.splits import key
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts, sft_stream
+from titan_rl.environments.registry import make_task
 from titan_rl.environments.rollout.demonstrations import demonstrate
 from titan_rl.environments.rollout.group import encode_prompt
 from titan_rl.environments.rollout.prompt_checks import check_characters, check_demonstrations, training_prompts
@@ -62,6 +64,19 @@ def test_rows_that_lack_an_answer_which_others_have_are_named(tmp_path):
     assert line in {f"2 rows have no 'answer', which others have; see questions.jsonl line {n}" for n in (10, 11)}
     write(tmp_path, [{"prompt": f"what is {n} ?"} for n in range(9)])
     assert row_notices(rows_task(tmp_path, reward=zero), None) == []
+
+
+def test_a_public_set_that_is_given_an_exact_match_is_named_with_its_usual_reward(tmp_path):
+    rows = [{"prompt": f"what is {n} ?", "answer": str(n), "data_source": "openai/gsm8k"} for n in range(9)]
+    write(tmp_path, [*rows, {"prompt": "so ?", "answer": "1", "data_source": "mine"}])
+    line = (
+        "rows of 'openai/gsm8k' are right by an exact match of the whole answer; their usual reward is "
+        "task.reward = 'gsm8k'"
+    )
+    assert row_notices(rows_task(tmp_path), None) == [line]
+    assert row_notices(rows_task(tmp_path, reward="gsm8k"), None) == []
+    task = TaskConfig(name="math", options={"file": "questions.jsonl"})
+    assert row_notices(make_task(task, [str(tmp_path)]), None) == [], "it compares values"
 
 
 def test_rows_with_the_words_of_a_held_out_row_are_never_trained_on(tmp_path):

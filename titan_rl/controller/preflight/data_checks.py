@@ -41,17 +41,13 @@ def check_settings(config: Config, algorithm: Algorithm) -> None:
 
 
 def row_notices(task: Task, dataset: Dataset | None) -> list[str]:
-    """Lines about training rows that ask what a held-out row asks, and rows that lack an answer which others have.
-
-    Errors: ConfigError."""
+    """Lines about training rows that ask what a held-out row asks, and what tasks say of their rows. Errors:
+    ConfigError."""
     lines, parts = [], parts_of(task)
     if count := sum(part.num_overlapping for part in parts) if dataset is None else dataset.num_overlapping:
         rows = f"{count} training rows are" if count > 1 else "1 training row is"
         lines.append(f"{rows} left out: held-out rows ask the same")
-    if dataset is None and (places := [place for part in parts for place in part.without_answer]):
-        rows = f"{len(places)} rows have" if len(places) > 1 else "1 row has"
-        lines.append(f"{rows} no 'answer', which others have; see {places[0]}")
-    return lines
+    return lines if dataset else [*lines, *(line for part in parts for line in part.row_notices)]
 
 
 def label_notice(algorithm: Algorithm, dataset: Dataset | None) -> list[str]:

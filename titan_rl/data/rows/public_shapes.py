@@ -164,6 +164,23 @@ def source_of(columns: Columns) -> str | None:
     return next((value for name in SOURCES if isinstance(value := columns.get(name), str)), None)
 
 
+_USUAL_REWARDS = {
+    "gsm8k": ("openai/gsm8k", "gsm8k"),
+    "math": (
+        *("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500", "math_dapo", "MATH"),
+        *("numina_aops_forum", "numina_synthetic_math", "numina_amc_aime", "numina_synthetic_amc"),
+        *("numina_cn_k12", "numina_olympiads"),
+    ),
+}
+
+
+def usual_reward(set_name: str) -> str | None:
+    """Reward that a public set is scored by (verl's ``default_compute_score``, Tulu's verifiers); None: unknown."""
+    if set_name.startswith("aime"):
+        return "math"
+    return next((reward for reward, names in _USUAL_REWARDS.items() if set_name in names), None)
+
+
 # rows to learn from
 
 

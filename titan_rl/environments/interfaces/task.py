@@ -62,8 +62,8 @@ class Task:
         return 0
 
     @property
-    def without_answer(self) -> Sequence[str]:
-        """Places of rows without an answer, where others have one."""
+    def row_notices(self) -> Sequence[str]:
+        """Lines about its rows that a user should know before a run."""
         return ()
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
@@ -165,8 +165,8 @@ class TaskWrapper(Task):
         return self.task.num_overlapping
 
     @property
-    def without_answer(self) -> Sequence[str]:
-        return self.task.without_answer
+    def row_notices(self) -> Sequence[str]:
+        return self.task.row_notices
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         return self.task.prompt(stream, seed, index)

@@ -18,7 +18,7 @@ from titan_rl.config.sections.kinds import Files, Style
 from titan_rl.config.sections.schema import ANSWER_REWARDS, OWN_SCORE, TaskConfig
 from titan_rl.data.rows.column_names import ASKED, check_names
 from titan_rl.data.rows.file_sources import Source, check_unweighted, locate_sources
-from titan_rl.data.rows.public_shapes import SOURCES, source_of
+from titan_rl.data.rows.public_shapes import SOURCES, source_of, usual_reward
 from titan_rl.data.rows.row_fields import names, shown
 from titan_rl.data.rows.row_files import ReadFile, read_raw_rows
 from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
@@ -89,10 +89,8 @@ class ListedTask(Task):
         return self._split.num_overlapping
 
     @property
-    def without_answer(self) -> Sequence[str]:
-        rows = [*self._split.train, *self._split.held_out]
-        places = [row.place for row in rows if row.answer is None]
-        return places if len(places) < len(rows) else ()
+    def row_notices(self) -> Sequence[str]:
+        return _lacking_answer([*self._split.train, *self._split.held_out])
 
     @cached_property
     def _order(self) -> RowOrder:
@@ -211,6 +209,23 @@ class RowsTask(ListedTask):
             known = nearest(missing, [name for name in there if name is not None])
             raise ConfigError(f"task.rewards_by_source: no row is of the set {missing!r}: change it ({known})")
 
+    @property
+    def row_notices(self) -> Sequence[str]:
+        """Besides, sets whose public reward is another one than the exact match that they are given."""
+        lines = super().row_notices
+        if not self.scores_itself or self._by_source or type(self).score is not RowsTask.score:
+            return lines
+        sets = {row.set_name for row in (*self._split.train, *self._split.held_out)} - {None}
+        usual = [(name, reward) for name in sorted(map(str, sets)) if (reward := usual_reward(name))]
+        return [
+            *lines,
+            *(
+                f"rows of {name!r} are right by an exact match of the whole answer; their usual reward is "
+                f"task.reward = {reward!r}"
+                for name, reward in usual
+            ),
+        ]
+
     def _check_style(self, row: DataRow) -> None:
         if self.style == "compact" and row.messages is not None:
             raise ConfigError(f"{row.place}: 'messages' need task.style = 'chat': set it, or give 'prompt' as text")
@@ -301,6 +316,15 @@ def _right_by(reward: str, prompt: Prompt, worked: str) -> str:
             f"teach: end it with '#### {prompt.answer.strip()}', or set sft.steps = 0"
         )
     return worked
+
+
+def _lacking_answer(rows: Sequence[DataRow]) -> list[str]:
+    """Line about rows without an answer, where others have one."""
+    places = [row.place for row in rows if row.answer is None]
+    if not 0 < len(places) < len(rows):
+        return []
+    count = f"{len(places)} rows have" if len(places) > 1 else "1 row has"
+    return [f"{count} no 'answer', which others have; see {places[0]}"]
 
 
 def _prompt(name: str, row: DataRow) -> Prompt:
