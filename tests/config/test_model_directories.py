@@ -538,7 +538,10 @@ RESPONSE = httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid
     [
         (RepositoryNotFoundError("404\n\nnot found", response=RESPONSE), ("no such model", "hf auth login")),
         (GatedRepoError("403\n\ngated", response=RESPONSE), ("agreed", "hf auth login")),
-        (LocalEntryNotFoundError("offline\nand not cached"), ("cannot be reached", "hf download someone/tiny", "that directory")),
+        (
+            LocalEntryNotFoundError("offline\nand not cached"),
+            ("cannot be reached", "hf download someone/tiny", "that directory"),
+        ),
         (httpx.ReadTimeout("too late"), ("does not give", "too late")),
         (PermissionError(13, "Permission denied"), ("does not give", "Permission denied")),
     ],

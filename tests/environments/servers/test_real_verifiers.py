@@ -5,6 +5,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import warm_commands
 from chat_templates import QWEN, byte_pair_tokenizer, with_template
@@ -14,7 +15,6 @@ from tree import example
 
 from titan_rl.config.load import load_config
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.registry import make_task
 from titan_rl.records.metrics import read_metrics
@@ -63,8 +63,7 @@ def test_its_echo_is_played_through_its_own_harness(python, environments):
 
 def test_its_tools_are_called_by_the_models_own_tokens(python, environments):
     task = task_of(python, environments, "echo-tool-v1")
-    [row] = task._list_tasks()
-    prompt = Prompt("train/0000000", row.text, "", {"row": row.columns, "place": row.place})
+    [prompt] = task.every_prompt()
     call = '<tool_call>{"name": "echo_back", "arguments": {"message": "hello world"}}</tool_call>'
     [called, not_called] = play(task, prompt, [[call, "done"], ["no"]], TOKENIZER, max_tokens=2000)[0].rollouts
     assert (called.status, called.reward, len(called.turns), called.branches) == ("ok", 1.0, 2, [])
@@ -93,3 +92,20 @@ def test_its_echo_is_trained_on_by_the_committed_toml(python, environments, smol
     assert sum(len(group.rollouts) for group in groups) == 5 * size.prompts_per_step * size.group_size
     assert {rollout.status for group in groups for rollout in group.rollouts} <= {"ok", "truncated"}
     assert os.path.isdir(root / "model")
+    evaluated(root / "model", python, environments, tmp_path)
+
+
+def evaluated(model: Path, python: Path, environments: Path, folder: Path) -> None:
+    """Its environment as a suite: each task is asked, and rewarded by its own harness."""
+    env = 'taskset.id = "echo-v1", agent.harness.id = "null", agent.runtime.type = "subprocess"'
+    task = f'task = {{ name = "verifiers", style = "chat", options.python = "{python}", options.env = {{ {env} }} }}'
+    suite = f'name = "echo", k = 2, temperature = 0.7, max_new_tokens = 16, {task}'
+    file = folder / "suite.toml"
+    file.write_text(f'run.plugin_path = ["{environments}"]\neval.suites = [{{ {suite} }}]\n')
+    command = warm_commands.command("-m", "titan_rl.cli", "eval", model, "--config", file)
+    done = run(*command, "--out", folder / "evaluation", cwd=folder)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    answers = pq.read_table(folder / "evaluation" / "echo.parquet").to_pylist()
+    size = task_of(python, environments, "echo-v1").size
+    assert size is not None and len(answers) == 2 * (size.train + size.held_out)
+    assert {answer["status"] for answer in answers} <= {"ok", "truncated"}

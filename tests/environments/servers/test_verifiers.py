@@ -13,11 +13,12 @@ from chat_templates import CHATML, with_template
 from fake_servers import play
 from tree import SUPPORT
 
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import Config, TaskConfig
 from titan_rl.controller.preflight.recorded_config import load_recorded
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
 from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.suites import make_suites
 from titan_rl.records.run_directory.rundir import RunDir
 
 FAKE = '''
@@ -103,6 +104,14 @@ def test_tasks_are_listed_once_and_told_apart(folder):
     assert sum(task.size) == 6 and task.size.held_out >= 1
     assert {p.text for p in held_out_prompts(task, 1)}.isdisjoint(task.prompt("train", 1, i).text for i in range(20))
     assert task.messages(next(PromptStream(task, 1)))[0]["role"] == "user"
+
+
+def test_a_suite_asks_all_of_its_tasks(folder):
+    env = {"taskset": {"id": "words", "words": WORDS}}
+    task = {"name": "verifiers", "style": "chat", "options": {"env": env}}
+    tables = {"run": {"plugin_path": [str(folder)]}, "eval": {"suites": [{"name": "words", "task": task}]}}
+    [suite] = make_suites(load_config(None, tables))
+    assert [prompt.text for prompt in suite.with_prompts(2).prompts] == [f"say {word}" for word in WORDS]
 
 
 def test_its_environment_asks_and_rewards(folder):

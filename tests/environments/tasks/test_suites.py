@@ -399,7 +399,7 @@ MISTAKES = [
     ({"name": "gsm8k", "repetition_penalty": 0}, "eval.suites.gsm8k.repetition_penalty = 0"),
     ({"name": "gsm8k", "file": "FILE", "min_p": 0.1}, "eval.suites.gsm8k.min_p = 0.1 has no effect on greedy answers"),
     ({"name": "gsm8k", "file": "FILE", "stop": [""]}, "eval.suites.gsm8k.stop"),
-    ({"name": "gsm8k", "file": "FILE", "prompts": 2}, "eval.suites.gsm8k.prompts = 2, but its file has 1 rows"),
+    ({"name": "gsm8k", "file": "FILE", "prompts": 2}, "eval.suites.gsm8k.prompts = 2, but it has 1 rows"),
     ({"name": "gsm8k", "file": "FILE", "options": {"rul": "strict"}}, "unknown key eval.suites.gsm8k.rul"),
     ({"name": "gsm8k", "file": "FILE", "system_prompt": "hi"}, "system_prompt needs style = 'chat'"),
     ({"name": "x", "task": {"name": "gcd"}, "file": "FILE"}, "put file and options into task.options"),

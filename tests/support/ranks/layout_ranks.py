@@ -15,6 +15,7 @@ from rank_processes import run_ranks
 from titan_rl.config.load import load_config
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.types import StepMetrics
+from titan_rl.mesh.resources.listeners.gloo import guard_gloo
 
 NUM_STEPS, NUM_MORE = 3, 2
 # Adam divides each element's step by the root of its own second moment, so an element whose gradient is rounding and
@@ -158,6 +159,7 @@ def one_packed_step(layout: Layout, models: Path, out: Path) -> Step:
 
 def _rank(rank: int, world_size: int, port: int, models: Path, out: Path, layouts: dict[str, Layout], study) -> None:
     torch.set_num_threads(1)
+    guard_gloo()  # as a trainer's ranks do
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False, wait_for_workers=False)
     # one process group for all layouts: DTensor remembers the groups of meshes that look alike
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))

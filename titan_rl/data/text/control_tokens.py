@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import ANSWER, ASKED, REPLY, Tools, message, render, render_with_tools
-from titan_rl.data.text.tokenizer import SHORTEST, Tokenizer, unknown_of_model
+from titan_rl.data.text.tokenizer import SHORTEST, Tokenizer, backend, unknown_of_model
 
 _MAX_PASSES = 8
 NO_END = (
@@ -180,7 +180,7 @@ def _words(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def _forms(tokenizer: Tokenizer, text: str) -> tuple[str, ...]:
-    normalizer = tokenizer.backend_tokenizer.normalizer  # pyright: ignore[reportAttributeAccessIssue]
+    normalizer = backend(tokenizer).normalizer
     return (text,) if normalizer is None else (text, normalizer.normalize_str(text))
 
 

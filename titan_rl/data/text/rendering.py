@@ -52,7 +52,7 @@ def rendered(tokenizer: Tokenizer, messages: Sequence[Message], *, tokenize: boo
         with limited():  # to make tokens of it starts a thread for each core, whose stacks count
             for source in template_sources(tokenizer):
                 check_source(source)
-            text = tokenizer.apply_chat_template(conversation, tokenize=False, **_without_tokens(arguments))
+            text: Any = tokenizer.apply_chat_template(conversation, tokenize=False, **_without_tokens(arguments))
         if arguments["return_dict"]:
             return tokenizer.apply_chat_template(conversation, tokenize=True, **arguments)
         return encode(tokenizer, text) if tokenize else text

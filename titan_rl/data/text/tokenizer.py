@@ -102,12 +102,17 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 def unknown_of_model(tokenizer: Tokenizer) -> int | None:
     """Id that stands for characters without a token; None of a tokenizer that has a token for each byte."""
     if not tokenizer.is_fast:
-        return tokenizer.unk_token_id
-    backend = tokenizer.backend_tokenizer  # pyright: ignore[reportAttributeAccessIssue]  # each fast one has it
-    model = json.loads(backend.to_str())["model"]
+        unknown: Any = tokenizer.unk_token_id
+        return unknown
+    model = json.loads(backend(tokenizer).to_str())["model"]
     if (number := model.get("unk_id")) is not None:
         return number
-    return backend.token_to_id(model.get("unk_token") or "")
+    return backend(tokenizer).token_to_id(model.get("unk_token") or "")
+
+
+def backend(tokenizer: Tokenizer) -> Any:
+    """Of the library ``tokenizers``, which each fast one has."""
+    return tokenizer.backend_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def has_unknown_words(tokenizer: Tokenizer) -> bool:

@@ -85,14 +85,14 @@ class VerifiersTask(ListedTask):
         self._process: LineProcess | None = None
 
     def _make_split(self) -> Split[DataRow]:
-        rows = self._list_tasks()
+        rows = self._all_rows()
         if len({key(row.text) for row in rows}) < 2:
             raise ConfigError(
                 f"task.options.env: its taskset has {len(rows)} tasks with one text: it takes two, one to be held out"
             )
         return split_by_share(rows, self.options.held_out_share, "task.options")
 
-    def _list_tasks(self) -> list[DataRow]:
+    def _all_rows(self) -> list[DataRow]:
         try:
             completed = subprocess.run(
                 self._command("list"), env=_environment(), capture_output=True, text=True, timeout=_START_SECONDS

@@ -75,6 +75,14 @@ class ListedTask(Task):
     def _make_split(self) -> Split[DataRow]:
         """Errors: ConfigError."""
 
+    @abstractmethod
+    def _all_rows(self) -> list[DataRow]:
+        """Rows, whether they are for training or not. Errors: ConfigError."""
+
+    def every_prompt(self) -> list[Prompt]:
+        """Prompts of all rows, in order, for an evaluation alone. Errors: ConfigError."""
+        return [_prompt(f"{HELD_OUT}/{number:07d}", row) for number, row in enumerate(self._all_rows())]
+
     @cached_property
     def _split(self) -> Split[DataRow]:
         """Split, made with the first prompt."""
@@ -169,10 +177,8 @@ class RowsTask(ListedTask):
         weights, names = zip(*((source.weight, source.name) for source in self._sources), strict=True)
         return row_order([row.source for row in rows], weights, names, _SECTION)
 
-    def every_prompt(self) -> list[Prompt]:
-        """Prompts of all rows of ``file``, in order. Errors: ConfigError."""
-        rows = self._read(self._sources)
-        return [_prompt(f"{HELD_OUT}/{number:07d}", row) for number, row in enumerate(rows)]
+    def _all_rows(self) -> list[DataRow]:
+        return self._read(self._sources)
 
     def _read(self, sources: Sequence[Source]) -> list[DataRow]:
         rows = self._chosen(read_rows(sources, self._parser(), self._read_file))

@@ -17,7 +17,7 @@ from titan_rl.config.sections.suites import PRESETS, SuiteConfig
 from titan_rl.data.rows.file_sources import Source, check_unweighted, locate_sources
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import RewardParts, Task, TaskWrapper
-from titan_rl.environments.prompts.jsonl_task import RowsTask
+from titan_rl.environments.prompts.jsonl_task import ListedTask, RowsTask
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import make_part, make_task
 from titan_rl.environments.rewards.answer_graders import READERS
@@ -94,11 +94,11 @@ class Suite:
 
     def _prompts(self, count: int) -> list[Prompt]:
         asked, task = self.config.prompts, _unwrapped(self.task)
-        if not isinstance(task, RowsTask):
+        if not isinstance(task, ListedTask):
             return held_out_prompts(self.task, asked or count)
         prompts = task.every_prompt()
         if asked > len(prompts):
-            raise ConfigError(f"{self.setting}.prompts = {asked}, but its file has {len(prompts)} rows: ask for fewer")
+            raise ConfigError(f"{self.setting}.prompts = {asked}, but it has {len(prompts)} rows: ask for fewer")
         return prompts[: asked or None]
 
 

@@ -28,7 +28,8 @@ _LINE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def parallel_map(function: Callable[[Item], Result], items: Sequence[Item], what: str) -> Iterator[Result]:
@@ -85,7 +86,7 @@ def _by_processes(function: Callable[[Any], Any], items: Sequence[Any], progress
 
 
 @contextmanager
-def _forked(function: Callable[[Any], Any], items: Sequence[Any], chunks: Sequence[range]) -> Iterator[Connection]:
+def _forked(function: Callable[[Any], Any], items: Sequence[Any], chunks: Sequence[range]) -> Iterator[Any]:
     """Connection to a process that works on these chunks; it is gone at the end."""
     reader, writer = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("fork")

@@ -209,12 +209,13 @@ class PackedAttention(VarlenAttention):
         **_: Any,
     ) -> torch.Tensor:
         q_TNH, k_TNH, v_TNH = (x_BLNH.flatten(0, 1) for x_BLNH in (q_BLNH, k_BLNH, v_BLNH))
-        keywords = {"scale": self.scale or scale, "enable_gqa": enable_gqa}
+        keywords: dict[str, Any] = {"scale": self.scale or scale, "enable_gqa": enable_gqa}
         if isinstance(attention_masks, SpreadPlan):
             context, num_heads = attention_masks.context, q_TNH.shape[1]
-            spread = (context.by_heads(x_LNH, num_heads) for x_LNH in (q_TNH, k_TNH, v_TNH))
+            q_TnH, k_TnH, v_TnH = (context.by_heads(x_LNH, num_heads) for x_LNH in (q_TNH, k_TNH, v_TNH))
             heads = context.heads(num_heads)
-            out_TNH = context.by_tokens(self._attention(*spread, attention_masks.plan, heads, **keywords))
+            out_TnH = self._attention(q_TnH, k_TnH, v_TnH, attention_masks.plan, heads, **keywords)
+            out_TNH = context.by_tokens(out_TnH)
         else:
             assert isinstance(attention_masks, AttentionPlan), "TorchTitan's masks"
             out_TNH = self._attention(q_TNH, k_TNH, v_TNH, attention_masks, slice(None), **keywords)

@@ -44,21 +44,21 @@ Columns = dict[str, torch.Tensor]
 """Of one row, on the device that computes: those of ``data.types.Row``, and what roles say of it."""
 Kernel = Literal["auto", "reference", "triton"]
 _ROW_COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S", "offsets_N")
-
-
 _OF_WHOLE_ROWS = ("tokens_T", "positions_T", "offsets_N")
+"""Columns that are not one of the trained tokens."""
 
 
 def _spread(keywords: dict, row: Row, context: ContextParallel) -> dict:
     """Arguments of the forward on one of the ranks that the row's tokens are spread over."""
     num_tokens, mine = len(row.tokens_T), context.targets(len(row.target_S))
+    penalties = keywords["penalties"]
     return keywords | {
         "positions": keywords["positions"][:, context.tokens(num_tokens)],
         "attention_masks": SpreadPlan(keywords["attention_masks"], context),
         "logit_index_S": context.route(row.source_S, num_tokens, keywords["target_S"].device),
         "target_S": keywords["target_S"][mine],
-        "mask": row.mask and row.mask.take(np.arange(mine.start, mine.stop)),
-        "penalties": keywords["penalties"] and keywords["penalties"].at(mine),
+        "mask": None if row.mask is None else row.mask.take(np.arange(mine.start, mine.stop)),
+        "penalties": None if penalties is None else penalties.at(mine),
     }
 
 
