@@ -61,6 +61,16 @@ def test_a_killed_process_is_told():
         list(parallel_map(end, ITEMS, "counting"))
 
 
+def test_a_process_that_hangs_is_told(monkeypatch):
+    def hang(number: int) -> None:
+        if number == 1500 and os.getpid() != HERE:
+            signal.pause()
+
+    monkeypatch.setattr(module, "_CHUNK_SECONDS", 3.0)
+    with pytest.raises(ChildProcessError, match="counting: a process has been silent for 3 s"):
+        list(parallel_map(hang, ITEMS, "counting"))
+
+
 def test_who_takes_no_more_leaves_no_process():
     results = parallel_map(where, ITEMS, "counting")
     assert [next(results)[0] for _ in range(300)] == ITEMS[:300]

@@ -24,6 +24,8 @@ _WORTH_SECONDS = 2.0
 """Of work that is left, for which they are."""
 _CHUNK = 256
 """Items that a process sends the results of at once."""
+_CHUNK_SECONDS = 1800.0
+"""Within which it must, or it hangs."""
 _LINE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
@@ -35,7 +37,7 @@ Result = TypeVar("Result")
 def parallel_map(function: Callable[[Item], Result], items: Sequence[Item], what: str) -> Iterator[Result]:
     """Results in order. ``what``: what is done, for the lines of progress, as in ``tokenizing rows``.
 
-    Errors: whatever the function raises; ChildProcessError for a process that was killed.
+    Errors: whatever the function raises; ChildProcessError for a process that was killed, or hangs.
     """
     progress = _Progress(what, len(items))
     begin = time.monotonic()
@@ -75,8 +77,11 @@ def _by_processes(function: Callable[[Any], Any], items: Sequence[Any], progress
             for number in range(num_processes)
         ]
         for number, chunk in enumerate(chunks):
+            reader = readers[number % num_processes]
             try:
-                results, error = readers[number % num_processes].recv()
+                if not reader.poll(_CHUNK_SECONDS):
+                    raise ChildProcessError(f"{progress.what}: a process has been silent for {_CHUNK_SECONDS:.0f} s")
+                results, error = reader.recv()
             except EOFError:
                 raise ChildProcessError(f"{progress.what}: a process was killed, for want of memory?") from None
             yield from results
