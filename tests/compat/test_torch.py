@@ -36,6 +36,9 @@ FORMS = {
     f"{_FSDP}._fsdp_param:FSDPParam._sharded_param_data": "annotated",
     "torch.distributed.tensor.placement_types:_StridedShard": "class",
     "torch.distributed._functional_collectives:AsyncCollectiveTensor": "class",
+    "torch.distributed._functional_collectives:all_to_all_single_autograd": (
+        "(self, output_split_sizes, input_split_sizes, group, tag)"
+    ),
     f"{_SCHEDULES}:PipelineScheduleSingle._stage": "set",
     f"{_SCHEDULES}:PipelineScheduleMulti._stages": "set",
     f"{_SCHEDULES}:PipelineScheduleSingle._step_microbatches": _STEP,

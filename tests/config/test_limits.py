@@ -113,6 +113,7 @@ LIMITS = [
     ("algorithm.kl_coefficient", [0, 1], [-1, "inf", "nan"]),
     *((f"parallelism.{kind}_degree", [1], [0, -1]) for kind in ("data_parallel_shard", "tensor_parallel")),
     *((f"parallelism.{kind}_degree", [1], [0, -1]) for kind in ("data_parallel_replicate", "pipeline_parallel")),
+    ("parallelism.context_parallel_degree", [1, 2], [0, -1]),
     ("parallelism.expert_parallel_degree", [1], [0, 2]),
     ("parallelism.fsdp_reshard_after_forward", ["always", "never"], ["sometimes"]),
 ]

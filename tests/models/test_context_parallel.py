@@ -4,11 +4,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from family_models import CASES, SIZES
 from rank_processes import run_ranks
+from transformers import CONFIG_MAPPING
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Segment
 from titan_rl.models.builtin.tiny import tiny_config
+from titan_rl.trainer.model.layout import check_layout  # before any torchtitan module
+
+# isort: split
+from torchtitan.config import ParallelismConfig
 
 NUM_RANKS, NUM_TOKENS, SIZE = 2, 24, 4
 ROW = [Segment(0, 7, ()), Segment(7, 5, ((0, 7),)), Segment(12, 6, ((0, 7),)), Segment(18, 6, ())]
@@ -86,19 +92,23 @@ def test_a_row_that_is_spread_gives_what_it_gives_whole():
 
 
 @pytest.mark.parametrize(
-    ("layers", "degrees", "words"),
+    ("degrees", "words"),
     [
-        (None, {"context_parallel_degree": 3}, "must divide the model's num_attention_heads = 4"),
-        (None, {"context_parallel_degree": 4, "tensor_parallel_degree": 2}, "= 8 must divide"),
-        (["linear_attention", "full_attention"], {"context_parallel_degree": 2}, "linear attention"),
+        ({"context_parallel_degree": 3}, "must divide the model's num_attention_heads = 4"),
+        ({"context_parallel_degree": 4, "tensor_parallel_degree": 2}, "= 8 must divide"),
     ],
 )
-def test_a_model_whose_rows_cannot_be_spread_is_refused(layers, degrees, words):
-    from torchtitan.config import ParallelismConfig
-
-    from titan_rl.trainer.model.layout import check_layout
-
-    hf = tiny_config()
-    hf.layer_types = layers
+def test_degrees_that_do_not_divide_the_heads_are_refused(degrees, words):
     with pytest.raises(ConfigError, match=words):
-        check_layout(hf, ParallelismConfig(**degrees))
+        check_layout(tiny_config(), ParallelismConfig(**degrees))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_of_every_family_can_be_spread_but_for_those_with_linear_attention(name):
+    model_type, settings = CASES[name]
+    hf = CONFIG_MAPPING[model_type](**SIZES | settings)
+    degrees = ParallelismConfig(context_parallel_degree=2)
+    if "linear_attention" not in (getattr(hf, "layer_types", None) or ()):
+        return check_layout(hf, degrees)
+    with pytest.raises(ConfigError, match="such as by linear attention"):
+        check_layout(hf, degrees)

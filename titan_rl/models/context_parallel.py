@@ -17,7 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+from titan_rl.compat.torch.sharding import all_to_all_single_autograd
 
 
 @dataclass(frozen=True)

@@ -296,6 +296,17 @@ def test_rates_are_found_again_from_the_runs_that_they_make():
 # the seed question, as docs/operations/planning.md argues it
 
 
+def test_a_search_keeps_the_context_parallelism_of_the_toml(capsys):
+    arguments = ["plan", "quickstart", "--shape", "qwen3-8b", "--search", "--gpus", "8", "--device", "H100", "--json"]
+    assert main([*arguments, "--parallelism.context_parallel_degree", "2"]) == 0, capsys.readouterr().err
+    table = json.loads(capsys.readouterr().out)
+    for found in table["found"]:
+        assert found["context"] == 2 and found["trainers"] % 2 == 0
+        assert found["trainers"] == 2 * found["shards"] * found["tensor"] * found["stages"]
+    ranks = [crew for device in table["devices"] for crew in device["processes"] if "trainer" in crew["name"]]
+    assert len(ranks) == table["found"][0]["trainers"]
+
+
 def test_seventy_billion_parameters_on_64_h100_for_seven_days(capsys):
     """Forty train, FSDP over twenty and tensor parallel over two; three engines of eight generate."""
     arguments = ["plan", "llama_70b_64h100", "--hosts", "8", "--gpus", "8", "--days", "7", "--search", "--json"]

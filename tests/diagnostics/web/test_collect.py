@@ -480,7 +480,7 @@ def test_a_model_is_asked_by_the_suites_of_an_evaluation(tmp_path, monkeypatch, 
     for more, said in (
         ([], "set --max-new-tokens lower"),
         (["--max-new-tokens", "9", "--temperature", "0"], "--temperature = 0 gives 2 times the same answer"),
-        (["--max-new-tokens", "9", "--count", "5"], "--count = 5, but its file has 4 rows"),
+        (["--max-new-tokens", "9", "--count", "5"], "--count = 5, but it has 4 rows"),
         (["--max-new-tokens", "9", "--prompts", "nowhere.jsonl"], "--prompts = 'nowhere.jsonl': there is no file"),
         (["--max-new-tokens", "9", "--optimizer.lr", "1"], "does not read it"),
     ):

@@ -12,13 +12,17 @@ REACHES = (
         "torch.distributed._functional_collectives:AsyncCollectiveTensor",
         "wait for a gathered sequence inside autograd",
     ),
+    Reach(
+        "torch.distributed._functional_collectives:all_to_all_single_autograd",
+        "exchange tokens for heads inside autograd",
+    ),
 )
 TORCH.require(REACHES)
 
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single_autograd
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 
-__all__ = ["AsyncCollectiveTensor", "StridedShard"]
+__all__ = ["AsyncCollectiveTensor", "StridedShard", "all_to_all_single_autograd"]
 
 
 def local_memory(tensor: DTensor) -> torch.Tensor:

@@ -160,7 +160,7 @@ def _shaped(path: str, role: str, folder: Path) -> str:
 def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
     check_placement(checked.config)
     hf = _hf(checked)
-    check_layout(hf, checked.titan.parallelism)
+    check_layout(hf, checked.titan.parallelism, checked.family)
     check_compile(hf, checked.titan, checked.family, on_cpu=on_cpu)
     if checked.config.has_generators:
         check_generator_layout(hf, checked.config.generator.tensor_parallel, on_cpu=on_cpu)

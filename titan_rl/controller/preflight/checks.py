@@ -288,7 +288,7 @@ def check_model(config: Config, family: Family | None = None) -> None:
         raise ConfigError("model.kernel = 'triton' needs a GPU, and there is none: leave it out, or take 'reference'")
     hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
     titan = build_titan(config)
-    check_layout(hf, titan.parallelism)
+    check_layout(hf, titan.parallelism, family)
     check_compile(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
     if config.lora.rank:
         check_lora(hf, config, titan, family)

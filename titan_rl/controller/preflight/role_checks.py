@@ -130,10 +130,10 @@ def _check_model(config: Config, role: str, family: Family | None, words: int = 
         )
     check_compile(model, build_titan(config), family)
     if getattr(config, role).placement == "with_trainer":
-        check_layout(model, build_titan(config).parallelism)
+        check_layout(model, build_titan(config).parallelism, family)
         return
     own_layout = role_titan(config, role).parallelism
     try:
-        check_layout(model, own_layout)
+        check_layout(model, own_layout, family)
     except ConfigError as error:
         raise ConfigError(str(error).replace("parallelism.", f"{role}.parallelism.", 1)) from None

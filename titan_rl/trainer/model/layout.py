@@ -13,11 +13,12 @@ from titan_rl.compat.torchtitan.pipeline import modules_of_stages
 from titan_rl.config.load import ConfigError
 from titan_rl.models.compiling import why_not_compiled
 from titan_rl.models.families.registry import Family
+from titan_rl.models.layers.attention import PackedAttention
 from titan_rl.models.spec import model_config
 from titan_rl.trainer.titan_config import TitanConfig
 
 
-def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
+def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: Family | None = None) -> None:
     """Check a layout against a model. Errors: ConfigError with the reason and what to change."""
     experts = getattr(hf, "num_experts", 0) or getattr(hf, "num_local_experts", 0)
     if parallelism.tensor_parallel_degree > 1:
@@ -25,7 +26,7 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
     if parallelism.pipeline_parallel_degree > 1:
         _check_pipeline(hf, parallelism)
     if parallelism.context_parallel_degree > 1:
-        _check_context_parallel(hf, parallelism)
+        _check_context_parallel(hf, parallelism, family)
     _check_experts(hf, parallelism, experts)
 
 
@@ -79,12 +80,14 @@ def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig,
         )
 
 
-def _check_context_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
+def _check_context_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: Family | None) -> None:
     degree, tensor = parallelism.context_parallel_degree, parallelism.tensor_parallel_degree
-    if "linear_attention" in (getattr(hf, "layer_types", None) or ()):
+    attention = [getattr(layer, "attention", None) for layer in model_config(hf, family).layers]
+    if not all(isinstance(getattr(each, "inner_attention", None), PackedAttention.Config) for each in attention):
         raise ConfigError(
-            f"parallelism.context_parallel_degree = {degree} cannot spread the states of the model's linear attention "
-            f"(layer_types) over ranks: use data_parallel_shard_degree or pipeline_parallel_degree instead"
+            f"parallelism.context_parallel_degree = {degree} cannot spread the rows of this model, whose layers mix "
+            f"tokens otherwise than by PackedAttention, such as by linear attention: use data_parallel_shard_degree or "
+            f"pipeline_parallel_degree instead"
         )
     heads = hf.num_attention_heads
     if heads % (degree * tensor):

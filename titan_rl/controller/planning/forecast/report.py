@@ -63,7 +63,9 @@ def ranking_lines(ranking: Sequence[FittingChoice]) -> list[str]:
 def _words(each: FittingChoice) -> str:
     choice, its = each.choice, each.forecast
     turns = ", in turns" if choice.in_turns else ""
-    trainers = f"{choice.trainers} train ({choice.shards} shards x {choice.tensor} tensor x {choice.stages} stages)"
+    context = f"{choice.context} context x " if choice.context > 1 else ""
+    kinds = f"{choice.shards} shards x {context}{choice.tensor} tensor x {choice.stages} stages"
+    trainers = f"{choice.trainers} train ({kinds})"
     engines = f"{choice.engines * choice.engine_ranks} generate ({choice.engines} engines of {choice.engine_ranks})"
     return f"{trainers}, {engines}{turns}: {_seconds(its.seconds)} a step, {100 * its.idle:.0f} % waiting"
 

@@ -48,10 +48,12 @@ class Choice:
     at_once: int
     """Requests of an engine."""
     experts: int = 1
+    context: int = 1
+    """As the TOML has it: rows that one rank cannot hold are the user's to know of."""
 
     @property
     def trainers(self) -> int:
-        return self.shards * self.tensor * self.stages
+        return self.shards * self.context * self.tensor * self.stages
 
     @property
     def simplicity(self) -> tuple[int, int, int, bool, int]:
@@ -64,6 +66,7 @@ class Choice:
             "parallelism": {
                 "data_parallel_shard_degree": self.shards,
                 "data_parallel_replicate_degree": 1,
+                "context_parallel_degree": self.context,
                 "tensor_parallel_degree": self.tensor,
                 "pipeline_parallel_degree": self.stages,
                 "expert_parallel_degree": self.experts,
@@ -84,7 +87,9 @@ class FittingChoice:
     plan: DevicePlan
 
 
-def choices(machine: Machine, *, staleness: int, at_once: Sequence[int] = (128,), experts: int = 0) -> Iterator[Choice]:
+def choices(
+    machine: Machine, *, staleness: int, at_once: Sequence[int] = (128,), experts: int = 0, context: int = 1
+) -> Iterator[Choice]:
     """All that use the whole machine. Trainers take whole hosts where there are several. ``at_once``: requests that an
     engine may run."""
     devices = machine.hosts * machine.devices_per_host
@@ -92,13 +97,16 @@ def choices(machine: Machine, *, staleness: int, at_once: Sequence[int] = (128,)
     within = [degree for degree in _DEGREES if degree <= machine.devices_per_host]
     modes = [(False, count) for count in range(unit, devices, unit)] + ([(True, devices)] if not staleness else [])
     for (in_turns, trainers), tensor, stages, ranks in product(modes, within, _DEGREES, within):
-        shards, rest = divmod(trainers, tensor * stages)
+        shards, rest = divmod(trainers, context * tensor * stages)
         left = devices if in_turns else devices - trainers
         if rest or not shards or left < ranks:
             continue
         for checkpointing, requests in product(("none", "full"), at_once):
-            spread = max((d for d in _DEGREES if experts and experts % d == 0 and shards * tensor % d == 0), default=1)
-            yield Choice(shards, tensor, stages, left // ranks, ranks, checkpointing, in_turns, requests, spread)
+            holders = trainers // stages
+            spread = max((d for d in _DEGREES if experts and experts % d == 0 and holders % d == 0), default=1)
+            yield Choice(
+                shards, tensor, stages, left // ranks, ranks, checkpointing, in_turns, requests, spread, context
+            )
 
 
 def scenario(start: Scenario, choice: Choice, models: Models, machine: Machine) -> Scenario:
@@ -107,6 +115,7 @@ def scenario(start: Scenario, choice: Choice, models: Models, machine: Machine) 
         start.layout,
         replicas=1,
         shards=choice.shards,
+        context=choice.context,
         tensor=choice.tensor,
         stages=choice.stages,
         recomputed=float(choice.checkpointing == "full"),
@@ -131,7 +140,8 @@ def ranked(
     current = models.config.generator.max_num_seqs
     at_once, experts = sorted({current, *(n for n in _AT_ONCE if n > current)}), start.work.num_experts
     forecasts = []
-    for choice in choices(machine, staleness=start.staleness, at_once=at_once, experts=experts):
+    varied = choices(machine, staleness=start.staleness, at_once=at_once, experts=experts, context=start.layout.context)
+    for choice in varied:
         its = scenario(start, choice, models, machine)
         if its.engine.max_requests and its.replicas <= its.batch.groups:
             forecasts.append((choice, forecast(its)))
@@ -157,7 +167,7 @@ def fitted(models: Models, choice: Choice, machine: Machine) -> DevicePlan | Non
     """Device plan of a choice; None if it is invalid or does not fit."""
     try:
         chosen = _with(models.checked, choice)
-        check_layout(models.hf, chosen.titan.parallelism)
+        check_layout(models.hf, chosen.titan.parallelism, chosen.family)
         check_generator_layout(models.hf, choice.engine_ranks, on_cpu=False)
         usable = chosen.config.generator.gpu_memory_utilization * machine.memory
         is_too_large = not choice.in_turns and sum(Models(chosen, models).of_trainer().values()) > usable
