@@ -247,6 +247,7 @@ REWRITTEN = {"rewritten": "R", "final": "F", "number": 7.0}
         ("demonstrations", math(3), {"answer": "number"}, "What is $3 + 2$?", "7"),
         ("demonstrations", {"question": "Q", "text_of_answer": "A"}, {"completion": "text_of_answer"}, "Q", "A"),
         ("demonstrations", {"problem": "Q", "response": "A"}, {}, "Q", "A"),
+        ("demonstrations", {"instruction": "Q", "output": "A", "context": "its own"}, {}, "Q", "A"),
         ("demonstrations", {"prompt": [user("Q")], "response": "A"}, {}, [user("Q")], [assistant("A")]),
         ("demonstrations", {"question": "Q", "answer": "A", "response": "its own"}, {}, "Q", "A"),
         ("demonstrations", verl(3), {"answer": "final"}, verl(3)["prompt"], [assistant("F")]),

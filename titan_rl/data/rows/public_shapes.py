@@ -105,9 +105,9 @@ def _without_alpaca(present: list[str]) -> list[str]:
     return ["instruction"] if "instruction" in present and set(others) <= {"input"} else others
 
 
-def _instructed(columns: Columns) -> Any:
-    """Instruction of Alpaca or Dolly, and what is added to it."""
-    instruction, more = columns["instruction"], columns.get("input") or columns.get("context")
+def _instructed(columns: Columns, added: str = "input") -> Any:
+    """Instruction, and what is added to it: Alpaca's ``input``, Dolly's ``context``."""
+    instruction, more = columns["instruction"], columns.get(added)
     return f"{instruction}\n\n{more}" if isinstance(more, str) and more.strip() else instruction
 
 
@@ -226,7 +226,7 @@ def _alpaca(columns: Columns) -> Columns:
 
 
 def _dolly(columns: Columns) -> Columns:
-    return {"prompt": _instructed(columns), "completion": columns["response"]}
+    return {"prompt": _instructed(columns, "context"), "completion": columns["response"]}
 
 
 def _share_gpt(columns: Columns) -> Columns:
@@ -331,7 +331,7 @@ _RESPONDED = [
     for prompt, completion in product(("prompt", "question", "problem", "query"), ("completion", "response"))
     if (prompt, completion) != ("prompt", "completion")
 ]
-"""Names that are told from others by what they are alone."""
+"""Of no set in particular: a column that asks, and one that answers."""
 
 _SHAPES: dict[str, Sequence[Shape]] = {
     "demonstrations": (

@@ -98,16 +98,21 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-@lru_cache(maxsize=8)
 def unknown_of_model(tokenizer: Tokenizer) -> int | None:
     """Id that stands for characters without a token; None of a tokenizer that has a token for each byte."""
     if not tokenizer.is_fast:
         unknown: Any = tokenizer.unk_token_id
         return unknown
-    model = json.loads(backend(tokenizer).to_str())["model"]
+    return _unknown(backend(tokenizer))
+
+
+@lru_cache(maxsize=8)
+def _unknown(vocabulary: Any) -> int | None:
+    """Of the library's tokenizer, which copies with other text settings share: it is written out as JSON to know."""
+    model = json.loads(vocabulary.to_str())["model"]
     if (number := model.get("unk_id")) is not None:
         return number
-    return backend(tokenizer).token_to_id(model.get("unk_token") or "")
+    return vocabulary.token_to_id(model.get("unk_token") or "")
 
 
 def backend(tokenizer: Tokenizer) -> Any:

@@ -154,7 +154,7 @@ class RowsTask(ListedTask):
 
     def _make_split(self) -> Split[DataRow]:
         options = self.options
-        rows = self._read(self._sources)
+        rows = self._all_rows()
         if options.held_out_file:
             held_out = locate_sources(f"{_SECTION}.held_out_file", options.held_out_file, self.folders)
             split = split_by_file(rows, self._read(held_out), _SECTION)

@@ -255,17 +255,10 @@ class PackedAttention(VarlenAttention):
         return torch.cat(outputs).index_select(0, plan.output_T)
 
     def attend(
-        self,
-        q_DNQH: torch.Tensor,
-        k_DNKH: torch.Tensor,
-        v_DNKH: torch.Tensor,
-        *,
-        heads: slice,
-        scale: float | None,
-        **keywords: Any,
+        self, q_DNQH: torch.Tensor, k_DNKH: torch.Tensor, v_DNKH: torch.Tensor, *, heads: slice, **keywords: Any
     ) -> torch.Tensor:
         """``heads``: which of the rank's heads these are."""
-        return scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, scale=scale, **keywords)
+        return scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, **keywords)
 
 
 def _gather(x_TNH: torch.Tensor, index_DK: torch.Tensor) -> torch.Tensor:
