@@ -30,9 +30,18 @@ class Generator(Actor):
 
     IMPORTS = "generator"
 
-    def __init__(self, config: GeneratorConfig, model_path: str, max_model_len: int, sleeps: bool = False):
-        """``sleeps``: whether it gives up its memory at times."""
-        self.config, self.model_path, self.max_model_len, self.sleeps = config, model_path, max_model_len, sleeps
+    def __init__(
+        self,
+        config: GeneratorConfig,
+        model_path: str,
+        max_model_len: int,
+        sleeps: bool = False,
+        records_routing: bool = False,
+    ):
+        """``sleeps``: whether it gives up its memory at times; ``records_routing``: whether it may be asked which
+        experts tokens went through."""
+        self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
+        self.sleeps, self.records_routing = sleeps, records_routing
 
     @concurrent_endpoint
     async def prepare(self) -> None:
@@ -48,7 +57,7 @@ class Generator(Actor):
             from titan_rl.generator.engine import GenerationEngine
 
             model = self.config, self.model_path, self.max_model_len
-            return GenerationEngine(*model, rank, Path(rendezvous_file), devices, self.sleeps)
+            return GenerationEngine(*model, rank, Path(rendezvous_file), devices, self.sleeps, self.records_routing)
 
         self.engine = await in_side_thread(load)
 

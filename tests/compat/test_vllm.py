@@ -27,12 +27,13 @@ from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
 
 from titan_rl.compat.reach import VLLM, DependencyChanged
-from titan_rl.compat.vllm import engine, layers, loading, parallel, sampling, thinking
+from titan_rl.compat.vllm import engine, layers, loading, parallel, routing, sampling, thinking
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 
-MODULES = (layers, loading, engine, parallel, sampling, thinking)
+MODULES = (layers, loading, engine, parallel, routing, sampling, thinking)
 _LAYERS, _LOADER = "vllm.model_executor.layers", "vllm.model_executor.model_loader"
 _INFO = f"{_LOADER}.reload.types:LayerReloadingInfo"
+_CAPTURER = f"{_LAYERS}.fused_moe.routed_experts_capturer"
 _HOLDER = "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder"
 FORMS = {
     f"{_LAYERS}.logits_processor:LogitsProcessor._apply_head": "(self, lm_head, hidden_states, embedding_bias)",
@@ -65,6 +66,14 @@ FORMS = {
     "vllm.v1.request:Request.drop_stale_output": "set",
     "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher._distributed_args": "(self)",
     "vllm.v1.executor.uniproc_executor:Lock": "builtin_function_or_method",
+    f"{_CAPTURER}:RoutedExpertsCapturer.snapshot_routing_data": "(self, num_tokens)",
+    f"{_CAPTURER}:RoutedExpertsCapturer.shape_per_token": "set",
+    f"{_CAPTURER}:bind_routed_experts_capturer": "(model, capturer)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model": "(self, scheduler_output, intermediate_tensors)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.requests": "set",
+    "vllm.v1.worker.gpu_input_batch:CachedRequestState.block_ids": "annotated",
+    "vllm.v1.worker.gpu_input_batch:CachedRequestState.num_computed_tokens": "annotated",
+    "vllm.outputs:CompletionOutput.routed_experts": "NoneType",
     "vllm.v1.core.sched.scheduler:Scheduler.return_sampling_mask": "set",
     "vllm.v1.worker.gpu.sample.sampler:Sampler.return_sampling_mask": "set",
     "vllm.v1.outputs:ModelRunnerOutput.sampling_masks": "NoneType",

@@ -72,7 +72,7 @@ OF_ROLLOUTS = {
     "eval.thinking_budget",
     *("task.reward", "task.rewards", "task.judge", "task.sandbox", "task.scoring", "task.keep_special"),
     "task.rewards_by_source",
-    *("algorithm.updates_per_batch", "algorithm.train_truncated", "algorithm.overlong_buffer"),
+    *("algorithm.updates_per_batch", "algorithm.routing", "algorithm.train_truncated", "algorithm.overlong_buffer"),
     *("algorithm.overlong_penalty", "recovery.warm_spares", "placement.mode", "placement.generator"),
 }
 """What a run on data never reads."""

@@ -13,8 +13,9 @@ MISTAKES = {
     "rollout": {"max_staleness": 1},
     "checkpoint": {"store": "nowhere://bucket"},
     "critic": {"value_clip": 0.5},
+    "algorithm": {"routing": "replay"},
 }
-WORDS = ("mesh.transport", "placement.mode", "checkpoint.store", "critic.value_clip")
+WORDS = ("mesh.transport", "placement.mode", "checkpoint.store", "critic.value_clip", "algorithm.routing")
 
 
 def test_all_findings_are_told_at_once():

@@ -408,6 +408,32 @@ def test_demonstrations_fill_a_batch_for_each_supervised_step():
 
 
 @layouts
+def test_each_token_of_a_row_keeps_the_experts_that_it_went_through(seed, num_ranks, row_tokens, share_prefix):
+    """Made of the token, so that a row shows whose they are; those of samples without any are not recorded."""
+
+    def with_experts(sample: Sample) -> Sample:
+        experts_TLK = np.stack([sample.tokens % 200, sample.tokens // 200], axis=1).astype(np.uint8)[:, None]
+        return replace(sample, routed_experts=experts_TLK)
+
+    groups = [
+        [with_experts(sample) if n % 2 else sample for n, sample in enumerate(group)] for group in random_groups(seed)
+    ]
+    rows = rows_of(packed(groups, num_ranks, row_tokens, share_prefix))
+    num_recorded = 0
+    for row in (row for row in rows if row.routed_experts is not None):
+        assert len(row.routed_experts) == len(row.tokens_T)
+        recorded = row.routed_experts[:, 0, 0] != 255
+        num_recorded += int(recorded.sum())
+        found = row.routed_experts.astype(int)[recorded, 0] @ [1, 200]
+        assert np.array_equal(found, row.tokens_T[recorded])
+    trained = [s for group in groups for s in group if s.routed_experts is not None]
+    wanted = sum(len(s.tokens) - 1 for s in trained if (s.provenance == Provenance.MODEL).any())
+    assert num_recorded == wanted if not share_prefix else 0 < num_recorded <= wanted
+    padded = fit_rows(rows, token_multiple=7, row_multiple=1, same_length=True)
+    assert all(len(row.routed_experts) == len(row.tokens_T) for row in padded if row.routed_experts is not None)
+
+
+@layouts
 def test_each_trained_token_keeps_its_own_sampling_mask(seed, num_ranks, row_tokens, share_prefix):
     """Made of the token, so that a row shows whose it is; samples without one are of the whole vocabulary."""
 

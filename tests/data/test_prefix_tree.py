@@ -99,6 +99,21 @@ def test_samples_of_different_rollouts_share_nothing_that_the_model_wrote():
     assert tree.num_tokens == 44 and tree.last[0] == tree.last[1]
 
 
+def test_samples_share_no_token_that_went_through_other_experts():
+    def sample(number: int, experts: list[int] | None) -> Sample:
+        kinds = np.array([TEMPLATE] * 5 + [MODEL] * 4, np.int8)
+        columns = np.arange(9, dtype=np.int32), kinds, np.zeros(9, np.float32), 1.0, "a", number
+        experts_TLK = None if experts is None else np.array(experts, np.uint8).reshape(9, 1, 1)
+        return Sample(*columns, routed_experts=experts_TLK)
+
+    def lengths(*samples: Sample) -> list[int]:
+        return [node.end - node.begin for node in prefix_tree(samples).nodes]
+
+    assert lengths(sample(0, [1] * 9), sample(1, [1] * 5 + [2] * 4)) == [5, 3, 3]
+    assert lengths(sample(0, [1] * 9), sample(1, [1] * 2 + [2] * 7)) == [2, 6, 6]
+    assert lengths(sample(0, [1] * 9), sample(1, None)) == lengths(sample(0, [1] * 9), sample(1, [2] * 9)) == [8, 8]
+
+
 @pytest.mark.parametrize("piece", [attention._PIECE, 6])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("seed", range(5))

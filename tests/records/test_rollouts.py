@@ -1,10 +1,13 @@
 """What was trained on reads back as it was."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_rollouts import rollout_of
 
 from titan_rl.data.storage.decoding import Penalties
+from titan_rl.data.storage.routed_experts import ExpertShape
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.text.thinking import ThinkingTags
 from titan_rl.data.types import Decoding, Group, Turn
@@ -69,6 +72,36 @@ def test_sampling_masks_read_back_and_wrong_ones_are_refused(tmp_path):
         write_rollouts(tmp_path, 1, masked(wrong))
         with pytest.raises(RolloutsError, match=said):
             read_rollouts(tmp_path, 1)
+
+
+def test_routed_experts_read_back_and_wrong_ones_are_refused(tmp_path):
+    shape, kept = ExpertShape(2, 4, 2), np.array([[[0, 0], [1, 3]]] * 3 + [[[255, 255]] * 2], np.uint8)
+    limits = Limits(99, 9, Decoding(), experts=shape)
+
+    def read_back(experts_TLK, limits=limits) -> np.ndarray | None:
+        write_rollouts(tmp_path, 1, [Group("a", [rollout_of("a", 0, routed_experts=experts_TLK)])])
+        return read_rollouts(tmp_path, 1, limits)[0].rollouts[0].routed_experts
+
+    for dtype in (np.uint8, np.uint16):
+        experts_TLK = np.where(kept == 255, np.iinfo(dtype).max, kept.astype(dtype))
+        got = read_back(experts_TLK)
+        assert got.dtype == dtype and np.array_equal(got, experts_TLK)
+    assert read_back(None, Limits(99, 9, Decoding())) is None
+    unlike = {
+        "expert 4 of 4": np.where(kept == 3, 4, kept).astype(np.uint8),
+        "chosen twice": np.where(kept == 3, 1, kept).astype(np.uint8),
+        "should have .4, 2, 2.": kept[1:],
+        "lacks the experts that answered token 2": np.roll(kept, 2, 0),
+    }
+    for said, experts_TLK in unlike.items():
+        with pytest.raises(RolloutsError, match=said):
+            read_back(experts_TLK)
+    for experts_TLK, other, said in (
+        (None, limits, "None, and should have"),
+        (kept, replace(limits, experts=None), "algorithm.routing was not 'replay'"),
+    ):
+        with pytest.raises(RolloutsError, match=said):
+            read_back(experts_TLK, other)
 
 
 @pytest.mark.parametrize(

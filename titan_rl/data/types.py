@@ -185,6 +185,8 @@ class Completion(FastPickle):
     """Of the logits that it was sampled from; None: there were none."""
     forced: np.ndarray | None = None
     """Bool [T]: whether a token was forced, and not sampled; None: none was."""
+    routed_experts: np.ndarray | None = None
+    """[P + T - 1, layers, experts] of the request's P tokens and these but the last; None: not asked for."""
     prompt_logprobs: PromptLogprobs | None = None
     """Where the request asks for them, of its first completion."""
 
@@ -228,6 +230,8 @@ class Rollout:
     """Of each of the T tokens, the ones that it was sampled from; None: from the whole vocabulary."""
     penalties: Penalties | None = None
     """As its completions'."""
+    routed_experts: np.ndarray | None = None
+    """[T, layers, experts] that each token went through when it was sampled; None: not recorded."""
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -303,6 +307,8 @@ class Sample:
     penalties: Penalties | None = None
     starts: tuple[int, ...] = ()
     """Of its answers, where there are penalties: each follows from what the answer has so far."""
+    routed_experts: np.ndarray | None = None
+    """As the rollout's."""
 
 
 @dataclass(frozen=True)
@@ -344,6 +350,8 @@ class Row:
     """Of each of the S trained tokens, the ones that it was sampled from; None: from the whole vocabulary."""
     penalized: list[PenalizedSample | None] = field(default_factory=list)
     """Of each owner, what the penalties of its tokens follow from; None: there are none. Empty: nowhere."""
+    routed_experts: np.ndarray | None = None
+    """[T, layers, experts] that the policy takes for each token of the row; None: its own choice."""
     role_columns: dict[str, np.ndarray] = field(default_factory=dict)
     """Float32 [S] or [S, K] each: what model roles say of each trained token, by the names of
     algorithms.base.LossInputs; int64 [S, K], which words it is that a teacher spoke of; and from the beginning
@@ -464,6 +472,8 @@ class Sampling:
     max_turns: int = 32
     """Answers of a rollout."""
     decoding: Decoding = Decoding()
+    routed_experts: bool = False
+    """Whether the experts that tokens went through are recorded."""
 
 
 @dataclass(frozen=True)
@@ -477,6 +487,8 @@ class Request:
     decoding: Decoding = Decoding()
     prompt_logprobs: int | None = None
     """Also the prompt's own log-probabilities, with so many of the likeliest tokens; None: not."""
+    routed_experts: bool = False
+    """Also the experts that each token went through, of an engine that records them."""
 
     def check(self, vocabulary: int) -> None:
         """Check of a request's tokens.

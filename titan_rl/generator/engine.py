@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,19 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.inputs import TokensPrompt
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
 from titan_rl.compat.vllm.engine import check_counts, num_generated, scheduler_of
+from titan_rl.compat.vllm.routing import RouteRecorder, routed_experts
 from titan_rl.compat.vllm.sampling import give_tokenizer, keep_masks
 from titan_rl.compat.vllm.thinking import limit_thinking
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.spans import Spans
+from titan_rl.data.storage.routed_experts import compact
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings, thinking_tags
 from titan_rl.data.text.tokenizer import read_tokenizer
@@ -76,6 +80,7 @@ class _Sample:
     masked_words: int
     """Words of the vocabulary, of which a sampling mask is given back; 0: none is."""
     decoding: Decoding
+    records_routing: bool = False
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(number of tokens generated before, policy version that generates the next ones), in order."""
 
@@ -103,9 +108,11 @@ class GenerationEngine:
         rendezvous_file: Path | None = None,
         devices: Sequence[int] = (),
         sleeps: bool = False,
+        records_routing: bool = False,
     ):
         """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet.
-        ``devices``: as in ``engine_arguments``. ``sleeps``: whether ``sleep`` will be called."""
+        ``devices``: as in ``engine_arguments``. ``sleeps``: whether ``sleep`` will be called.
+        ``records_routing``: whether requests may ask for routed experts."""
         tqdm.set_lock(threading.RLock())  # its own is a semaphore in /dev/shm, which a killed process leaves there
         vllm_backend.register()
         vllm_loader.register()
@@ -114,8 +121,11 @@ class GenerationEngine:
         self.reader: WeightReader | None = None
         self.statistics, self._spans = EngineStatistics(), Spans()
         self._config, self._model_path = config, Path(model_path)
-        self._arguments = engine_arguments(config, model_path, max_model_len, devices, sleeps)
+        self._arguments = engine_arguments(config, model_path, max_model_len, devices, sleeps, records_routing)
         self._devices, self._is_asleep, self._reads_text = devices, False, False
+        self._records_routing = records_routing
+        self._routes: RouteRecorder | None = None
+        """Of routed experts, on a CPU."""
         self._tags: ThinkingTags | None = None
         """Of thinking, once a request has a budget for it."""
         self.stop_token_ids = stop_token_ids(self._model_path)
@@ -185,6 +195,9 @@ class GenerationEngine:
         try:
             self._engine = self._start_engine()
             check_counts(scheduler_of(self._engine))
+            if self._records_routing and current_platform.is_cpu():
+                scheduler = scheduler_of(self._engine)
+                self._routes = self.on_worker(lambda worker: RouteRecorder(scheduler, worker.model_runner))
             self._lockstep = Lockstep(self._config.tensor_parallel)
             checkpoint = [(name, tensor.shape) for name, tensor in stored_tensors(self._model_path).items()]
             started.set_result(self.on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
@@ -279,6 +292,8 @@ class GenerationEngine:
             try:
                 request.check(num_words := self._engine.model_config.get_vocab_size())
                 self._prepare(request.decoding)
+                if request.routed_experts and not self._records_routing:
+                    raise ValueError("routed experts are asked for, and the engine does not record them")
                 parameters = sampling_parameters(request, seed, self.stop_token_ids)
                 engine_id = self._engine.add_request(request_id, prompt, parameters)
             except Exception as error:  # a wrong request, of whatever kind, fails for its caller; the engine continues
@@ -287,7 +302,8 @@ class GenerationEngine:
                 return
             masked_words = num_words if request.decoding.truncates and request.temperature else 0  # greedy cuts nothing
             settings = masked_words, request.decoding
-            self._samples[request_id] = _Sample(pending, place, engine_id, *settings, [(0, self.version)])
+            versions = [(0, self.version)]
+            self._samples[request_id] = _Sample(pending, place, engine_id, *settings, request.routed_experts, versions)
 
     def _prepare(self, decoding: Decoding) -> None:
         """Have the engine do what it does not do from the start, since most runs want none of it."""
@@ -340,10 +356,18 @@ class GenerationEngine:
             penalties=sample.decoding.penalties,
             forced=self._forced(output, sample.decoding),
             prompt_logprobs=None if sample.place else _prompt_logprobs(output),
+            routed_experts=self._routed_experts(output, sample) if sample.records_routing else None,
         )
         pending.left -= 1
         if not pending.left and not pending.future.done():
             pending.future.set_result(pending.completions)
+
+    def _routed_experts(self, output: RequestOutput, sample: _Sample) -> np.ndarray:
+        [result] = output.outputs
+        assert output.prompt_token_ids is not None
+        count = len(output.prompt_token_ids) + len(result.token_ids) - 1
+        recorded = partial(self._routes.take, sample.engine_id) if self._routes else None
+        return compact(routed_experts(result, recorded, count), self._engine.model_config.get_num_experts())
 
     def _forced(self, output: RequestOutput, decoding: Decoding) -> np.ndarray | None:
         """Tokens that a budget forced; of an answer with numbers that are not finite, which the trainer names, none.

@@ -25,11 +25,12 @@ def engine_arguments(
     max_model_len: int,
     devices: Sequence[int] = (),
     sleeps: bool = False,
+    records_routing: bool = False,
 ) -> EngineArgs:
     """vLLM's settings. Log-probabilities are those of the distribution that is sampled from.
 
     ``devices``: of the engine's ranks, as they are numbered on this host; none on a CPU. ``sleeps``: whether it
-    gives up its memory at times (sleeping.py).
+    gives up its memory at times (sleeping.py). ``records_routing``: whether it is asked for routed experts.
     """
     on_cpu = current_platform.is_cpu()
     config = generator_on(config, on_cpu=on_cpu)
@@ -57,6 +58,7 @@ def engine_arguments(
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
         **(_on_cpu(config, max_model_len, model_path) if on_cpu else _on_gpu(config, max_model_len, devices, sleeps)),
+        enable_return_routed_experts=records_routing and not on_cpu,  # compat/vllm/routing.py
         **parallel,
     )
 

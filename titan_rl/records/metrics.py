@@ -38,6 +38,7 @@ def sampling_metrics(groups: list[Group], version: int, thinking_budget: int = 0
         **_retries(groups),
         **seat_metrics(scored),
         **mask_metrics(rollouts),
+        **routing_metrics(rollouts),
         **(thinking_metrics(rollouts) if thinking_budget else {}),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
         "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),
@@ -50,6 +51,12 @@ def _retries(groups: list[Group]) -> dict[str, float]:
     """Times that prompts were sampled again since a sample could not be scored; empty for none."""
     count = sum(group.score_retries for group in groups)
     return {"score_retries": count} if count else {}
+
+
+def routing_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """Size of all routed experts in MiB; empty without any."""
+    sizes = [rollout.routed_experts.nbytes for rollout in rollouts if rollout.routed_experts is not None]
+    return {"routed_experts_mib": sum(sizes) / 2**20} if sizes else {}
 
 
 def mask_metrics(rollouts: list[Rollout]) -> dict[str, float]:

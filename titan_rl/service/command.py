@@ -79,6 +79,8 @@ def _check(config: Config) -> None:
         raise ConfigError("lora.adapter: clients begin with adapters of their own: leave it out")
     if config.rollout.temperature != 1.0:
         raise ConfigError("rollout.temperature: clients choose their own: leave it out")
+    if config.algorithm.routing == "replay":
+        raise ConfigError("algorithm.routing = 'replay': what clients train on has no routed experts; leave it out")
     if config.hosts.is_on:
         raise ConfigError("serve is for this machine: leave [hosts] out")
 

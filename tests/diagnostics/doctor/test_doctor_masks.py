@@ -1,4 +1,4 @@
-"""Errors in sampling masks and penalties, planted into a started mesh: the doctor names the one at fault alone."""
+"""Errors in masks, penalties and routed experts, planted into a started mesh: the doctor names the one that is wrong."""
 
 import re
 import sys
@@ -19,6 +19,7 @@ from titan_rl.data.text.thinking import ThinkingTags
 from titan_rl.data.types import Decoding, Group, Layout, Provenance, Rollout, Turn
 from titan_rl.diagnostics.doctor.check_errors import CheckFailed
 from titan_rl.diagnostics.doctor.checks.tokens import check_marks, check_mask, check_penalties, check_starts
+from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.layers.penalties import penalized_tokens
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -71,7 +72,29 @@ def counted(change):
     return put
 
 
+def with_experts(change):
+    """Plant of routed experts made of ``change(experts_TLK)``."""
+
+    def put(engine):
+        from titan_rl.generator import engine as module
+
+        plain = module.routed_experts
+        return set_on(module, "routed_experts", lambda *arguments: change(plain(*arguments)))
+
+    return put
+
+
+def lost(experts_TLK):
+    """The last token's experts are not recorded."""
+    experts_TLK = experts_TLK.copy()
+    experts_TLK[-1] = 255
+    return experts_TLK
+
+
 PLANTS = {
+    "experts are another token's": Plant("generators", with_experts(lambda each: np.roll(each, 1, 0)), "routing"),
+    "experts are another layer's": Plant("generators", with_experts(lambda each: each[:, ::-1]), "routing"),
+    "experts of a token are lost": Plant("generators", with_experts(lost), "routing"),
     "an id is lost": Plant("generators", with_supports(without_one), "sampling-mask"),
     "masks are shifted by a token": Plant("generators", with_supports(shifted), "sampling-mask"),
     "counts lack the last token": Plant("trainer", counted(lambda place, start: (place - 1, start)), "penalties"),
@@ -83,8 +106,10 @@ PLANTS = {
 def ward(tmp_path_factory):
     penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.6}
     sampled = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8, "top_p": 0.9, "top_k": 50}
-    tables = {"rollout": sampled | penalties}
-    ward = Ward(load_config("grpo_tiny", tables), tmp_path_factory.mktemp("ward"))
+    folder = tmp_path_factory.mktemp("ward")
+    make_tiny(folder / "model", seed=1, architecture="qwen3_moe", num_layers=2, tie_word_embeddings=False)
+    model = {"model": {"path": str(folder / "model")}, "algorithm": {"routing": "replay"}}
+    ward = Ward(load_config("grpo_tiny", {"rollout": sampled | penalties} | model), folder)
     yield ward
     ward.close()
 
@@ -94,7 +119,7 @@ def test_a_run_with_masks_and_penalties_is_healthy(ward):
     findings = ward.examine()
     assert not wrong(findings)
     statuses = {finding.check.name: finding.status for finding in findings}
-    assert statuses["penalties"] == statuses["sampling-mask"] == "passed"
+    assert statuses["penalties"] == statuses["sampling-mask"] == statuses["routing"] == "passed"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.types import Completion, Prompt, Provenance, Request, Rollout, Sampling
+from titan_rl.environments.conversation.episode import Episode
 from titan_rl.environments.interfaces.environment import OneAnswer, Replying
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task
@@ -228,3 +229,26 @@ def test_demonstration_is_the_expected_answer_with_its_end():
     rollout = asyncio.run(demonstrate(PROMPT, OneTurn(), TOKENIZER, 60))
     assert TOKENIZER.decode(rollout.tokens) == "4,6=2<eos>"
     assert rollout.provenance.tolist() == [0] * 4 + [1] * 2 and rollout.status == "ok"
+
+
+def test_each_token_keeps_the_experts_of_the_first_pass_over_it():
+    """Made of the number of the request; an episode that forks has those of its own pass over what it repeats."""
+
+    def completion(number: int, context: int) -> Completion:
+        tokens = np.array([5, 6, 7], np.int32)
+        experts_TLK = np.full((context + 2, 1, 1), number, np.uint8)
+        return Completion(tokens, np.zeros(3), np.zeros(3), "stop", routed_experts=experts_TLK)
+
+    episode = Episode(np.array([1, 2], np.int32))
+    episode.add_completion(completion(10, 2), "")
+    episode.add_reply([], np.array([8, 9], np.int32), np.full(2, Provenance.TOOL))
+    episode.add_completion(completion(20, 7), "")
+    assert episode.routed_experts.flatten().tolist() == [10] * 4 + [20] * 5 + [255]
+    fork = episode.fork(1)
+    assert fork.routed_experts is None
+    fork.add_completion(completion(30, 5), "")
+    assert fork.routed_experts.flatten().tolist() == [30] * 7 + [255]
+    episode.join(fork)
+    assert episode.routed_experts.flatten().tolist() == [10] * 4 + [20] * 5 + [255] + [30] * 7 + [255]
+    rollout = episode.finish(PROMPT, 0, Score("ok", {"right": 1.0}))
+    assert rollout.routed_experts is episode.routed_experts

@@ -28,6 +28,7 @@ def batch_of(
     branches: bool = False,
     masked: bool = False,
     penalties: Penalties | None = None,
+    experts: tuple[int, int, int] | None = None,
     **layout: int,
 ) -> Batch:
     """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages;
@@ -35,6 +36,7 @@ def batch_of(
     ``prompts``: how their names begin. ``branches``: whether samples are rollouts of up to three conversations, every
     second of which begins with the prompt; then each rollout weighs the same. ``masked``: whether tokens were sampled
     from some of the words alone. ``penalties``: of every second sample, and of its branches.
+    ``experts``: layers, experts, and those of a token, which tokens went through.
 
     Some tokens are a tool's, not the model's. ``layout``: ``num_ranks`` and ``row_multiple``.
     """
@@ -57,6 +59,8 @@ def batch_of(
                 groups[-1][-1] = with_mask(groups[-1][-1], WORDS)
             if penalties and sample % 2:
                 groups[-1][-1] = with_penalties(groups[-1][-1], penalties)
+            if experts:
+                groups[-1][-1] = with_experts(groups[-1][-1], *experts)
             if branches:
                 groups[-1] += [_branch(groups[-1][-1], number, prompt) for number in range(1, 1 + sample % 3)]
     aggregation = "sequence" if branches else "token"
@@ -84,6 +88,15 @@ def with_penalties(sample: Sample, penalties: Penalties) -> Sample:
     return replace(sample, penalties=penalties, starts=tuple(starts.tolist()))
 
 
+def with_experts(sample: Sample, layers: int, num_experts: int, chosen: int) -> Sample:
+    """The sample as if its tokens had gone through random experts, the same for the same tokens of a prompt; some are
+    not recorded."""
+    rng = np.random.default_rng(sample.tokens[:1].tolist())
+    order = rng.random((len(sample.tokens), layers, num_experts)).argsort(axis=2)[..., :chosen].astype(np.uint8)
+    order[np.arange(len(sample.tokens)) % 7 == 6] = 255
+    return replace(sample, routed_experts=order)
+
+
 def _branch(first: Sample, number: int, prompt: np.ndarray) -> Sample:
     """Another conversation of a rollout."""
     rng = np.random.default_rng([*first.tokens.tolist(), number])
@@ -92,7 +105,9 @@ def _branch(first: Sample, number: int, prompt: np.ndarray) -> Sample:
     provenance = np.full(len(tokens), Provenance.MODEL, np.int8)
     provenance[: len(context)] = Provenance.TEMPLATE
     logprobs = rng.normal(-4.6, 0.2, len(tokens)).astype(np.float32)
-    columns = dict(tokens=tokens, provenance=provenance, logprobs=logprobs, branch=number, mask=None)
+    columns = dict(
+        tokens=tokens, provenance=provenance, logprobs=logprobs, branch=number, mask=None, routed_experts=None
+    )
     return replace(first, **columns, starts=(len(context),) if first.penalties else ())
 
 

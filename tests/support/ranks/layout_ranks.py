@@ -61,12 +61,18 @@ def whole_tensors(shards) -> dict[str, torch.Tensor]:
     return whole
 
 
+EXPERTS = (4, 4, 2)
+"""Layers, experts and those of a token, of the model that has some."""
+
+
 def _train(learner, titan, step: int) -> StepMetrics:
     # in the second step rows are few and uneven, as if the packer knew nothing of stages; in the third two groups have
     # no signal, and on some ranks rows that others have a gradient for; there each token has a sampling mask, and
-    # every second sample has penalties
+    # every second sample has penalties, and tokens go through given experts where the model has any
     shape = dict(row_tokens=200) if step == 1 else dict(row_tokens=40, row_multiple=titan.row_multiple)
     shape |= dict(num_still=2, masked=True, penalties=Penalties(1.2, 0.3, 0.2)) if step == 2 else {}
+    if step == 2 and learner.policy.replays_routing:
+        shape |= dict(experts=EXPERTS)
     batch = batch_of(step, num_ranks=titan.batch_degree, **shape)
     metrics = learner.train(batch.rows[titan.batch_rank(dist.get_rank())], batch.has_signal)
     metrics.seconds_forward_backward = metrics.seconds_optimizer = 0.0
@@ -92,6 +98,7 @@ def _learner(layout: Layout, models: Path):
             "parallelism": dict(layout.parallelism),
             "activation_checkpoint": {"mode": layout.checkpointing},
             "lora": layout.lora,
+            "algorithm": {"routing": "replay" if layout.model == "moe" else "own"},
         },
     )
     titan = build_titan(config)

@@ -42,6 +42,7 @@ LAYOUTS = {
         "cp2": Layout("llama", parallelism(cp=2), faults=FAULTS),
         "cp2 AC": Layout("qwen3", parallelism(cp=2), checkpointing="selective"),
         "tp2 of experts": Layout("moe", parallelism(tp=2)),
+        "pp2 of experts AC": Layout("moe", parallelism(pp=2), checkpointing="full"),
     },
     4: {
         "dp2 tp2": Layout("llama", parallelism(dp=2, tp=2)),

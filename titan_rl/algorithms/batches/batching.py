@@ -206,6 +206,7 @@ def _samples(
             mask=rollout.mask,
             penalties=rollout.penalties,
             starts=tuple(turn.start for turn in rollout.turns) if rollout.penalties else (),
+            routed_experts=rollout.routed_experts,
         )
         for rollout, advantage in zip(rollouts, advantages, strict=True)
     ]
@@ -219,6 +220,8 @@ def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
         end = begin + num_model_tokens(provenance)
         advantage = sample.advantage[begin:end] if isinstance(sample.advantage, np.ndarray) else sample.advantage
         columns = dict(tokens=sample.tokens[span], provenance=provenance, logprobs=sample.logprobs[span])
+        if sample.routed_experts is not None:
+            columns["routed_experts"] = sample.routed_experts[span]
         mask = sample.mask and sample.mask.take(np.arange(start, stop))
         starts = tuple(place - start for place in sample.starts if start <= place < stop)
         branches.append(replace(sample, **columns, advantage=advantage, branch=number, mask=mask, starts=starts))

@@ -166,6 +166,9 @@ class AlgorithmConfig:
     """Tokens before rollout.max_new_tokens in which an answer costs more the longer it is (DAPO); 0: none do."""
     overlong_penalty: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """What an answer that ends with the last of them costs, or one that was cut short."""
+    routing: Literal["own", "replay"] = "own"
+    """Which experts tokens go through in the policy's trainer: those of its own routers, or the ones that they went
+    through when they were sampled (R3)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own keys. A TOML writes them beside the ones above; the algorithm's dataclass checks them."""
 

@@ -105,7 +105,8 @@ class RolloutQueue:
     def _sampling(self) -> Sampling:
         rollout = self.config.rollout
         lengths = rollout.max_new_tokens, rollout.temperature, self.max_tokens, rollout.max_turns
-        return Sampling(rollout.group_size, *lengths, decoding=decoding_of(rollout))
+        replays = self.config.algorithm.routing == "replay"
+        return Sampling(rollout.group_size, *lengths, decoding=decoding_of(rollout), routed_experts=replays)
 
     def restart(self, backlog: deque[Prompt], version: int) -> None:
         """The run goes on at a version: nothing is in flight, and these prompts come first. Settings may be others."""

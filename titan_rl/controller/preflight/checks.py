@@ -66,7 +66,7 @@ from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, sp
 from titan_rl.models.weights.hf_weights import check_weights
 from titan_rl.records.checkpoints.shard_store import check_store
 from titan_rl.records.trackers import check_trackers
-from titan_rl.trainer.model.layout import check_compile, check_layout
+from titan_rl.trainer.model.layout import check_compile, check_layout, check_replay
 from titan_rl.trainer.model.lora_checks import check_lora
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 from titan_rl.trainer.titan_limits import check_length, check_patterns
@@ -289,6 +289,8 @@ def check_model(config: Config, family: Family | None = None) -> None:
     hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
     titan = build_titan(config)
     check_layout(hf, titan.parallelism, family)
+    if config.algorithm.routing == "replay":
+        check_replay(hf, family)
     check_compile(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
     if config.lora.rank:
         check_lora(hf, config, titan, family)

@@ -170,6 +170,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "algorithm.aggregation": (_aggregation,),
     "algorithm.updates_per_batch": (_sampled("set data.examples_per_step lower"),),
     "algorithm.train_truncated": (_sampled(),),
+    "algorithm.routing": (_sampled(),),
     "algorithm.overlong_buffer": (_sampled(),),
     "algorithm.overlong_penalty": (
         _sampled(),

@@ -22,6 +22,7 @@ from titan_rl.records.ledger.audit import flaws, read
 from titan_rl.records.ledger.ledger import last_trained_step
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
+from titan_rl.trainer.model.layout import experts_of
 from titan_rl.trainer.roles.names import LEARNED
 from titan_rl.trainer.state.checkpoint_state import role_folder
 from titan_rl.trainer.state.plain_state import state_flaw
@@ -159,7 +160,8 @@ def limits_of(checked: Checked) -> Limits:
     """Limits of recorded rollouts: vocabulary, row length and decoding settings."""
     hf, decoding = read_config(checked), decoding_of(checked.config.rollout)
     tags = thinking_tags(tokenizer_of(checked.config)) if decoding.thinking_budget else None
-    return Limits(hf.vocab_size, checked.titan.training.seq_len, decoding, tags)
+    experts = experts_of(hf) if checked.config.algorithm.routing == "replay" else None
+    return Limits(hf.vocab_size, checked.titan.training.seq_len, decoding, tags, experts)
 
 
 def check_own_models(run_dir: RunDir, config: Config, family: Family | None) -> None:

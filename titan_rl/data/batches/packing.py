@@ -21,6 +21,7 @@ import numpy as np
 from titan_rl.data.batches.prefix_tree import Tree, places, prefix_tree, ranges
 from titan_rl.data.numbers import all_zero
 from titan_rl.data.storage.decoding import PenalizedSample
+from titan_rl.data.storage.routed_experts import joined_experts
 from titan_rl.data.storage.sampling_mask import SamplingMask, joined
 from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Row, Sample, Segment, is_model, num_model_tokens
 
@@ -183,6 +184,7 @@ class _RowBuilder:
     def __init__(self) -> None:
         self.tokens: list[np.ndarray] = []
         self.positions: list[np.ndarray] = []
+        self.routed_experts: list[np.ndarray | None] = []
         self.segments: list[Segment] = []
         self.trained: list[_Trained] = []
         self.size = 0
@@ -194,7 +196,10 @@ class _RowBuilder:
             prefix = ranges(unit.tree, starts, node.parent)
             starts.append(self.size)
             if (length := node.end - node.begin) > 0:
-                self.tokens.append(unit.samples[node.sample].tokens[node.begin : node.end])
+                sample = unit.samples[node.sample]
+                self.tokens.append(sample.tokens[node.begin : node.end])
+                experts_TLK = sample.routed_experts
+                self.routed_experts.append(None if experts_TLK is None else experts_TLK[node.begin : node.end])
                 self.positions.append(np.arange(node.begin, node.end))
                 self.segments.append(Segment(self.size, length, prefix))
                 self.size += length
@@ -241,6 +246,7 @@ class _RowBuilder:
             split=split.intersection(number for number, _ in branches),
             mask=joined(masks, counts),
             penalized=list(penalized) if any(penalized) else [],
+            routed_experts=joined_experts(self.routed_experts, list(map(len, self.tokens))),
         )
 
 
@@ -336,6 +342,7 @@ def _pad_row(row: Row, num_tokens: int) -> Row:
         tokens_T=np.concatenate([row.tokens_T, zeros]),
         positions_T=np.concatenate([row.positions_T, zeros]),
         segments=[*row.segments, *pieces],
+        routed_experts=joined_experts([row.routed_experts, None], [start, missing]),
     )
 
 

@@ -5,8 +5,8 @@
             │                    └─ another
             └─ sample 2
 
-Samples of different rollouts share at most what stands before the model's first token in both. The last token of a
-sample is only ever a target, so it is in no node. Pure.
+Samples of different rollouts share at most what stands before the model's first token in both, and only tokens that
+went through the same experts. The last token of a sample is only ever a target, so it is in no node. Pure.
 """
 
 from collections.abc import Sequence
@@ -98,9 +98,8 @@ class _Building:
         """Where the first of them ends, may no longer share, or differs."""
         is_one = len({self._owner(place) for place in places}) == 1
         end = min(len(self.samples[place].tokens) - 1 if is_one else self.heads[place] for place in places)
-        first = self.samples[places[0]].tokens
         for place in places[1:]:
-            is_other = first[begin:end] != self.samples[place].tokens[begin:end]
+            is_other = _differ(self.samples[places[0]], self.samples[place], slice(begin, end))
             end = begin + int(is_other.argmax()) if is_other.any() else max(end, begin)
         return end
 
@@ -109,9 +108,9 @@ class _Building:
         classes: dict[tuple, list[int]] = {}
         is_one = len({self._owner(place) for place in places}) == 1
         for place in places:
-            tokens = self.samples[place].tokens
-            may_share = end < (len(tokens) - 1 if is_one else self.heads[place])
-            key = ("next", int(tokens[end])) if may_share else ("of", self._owner(place))
+            sample = self.samples[place]
+            may_share = end < (len(sample.tokens) - 1 if is_one else self.heads[place])
+            key = ("next", *_next(sample, end)) if may_share else ("of", self._owner(place))
             classes.setdefault(key, []).append(place)
         return [alike for key, own in classes.items() for alike in self._once(key, own, is_one)]
 
@@ -122,6 +121,20 @@ class _Building:
     def _owner(self, place: int) -> tuple:
         sample = self.samples[place]
         return (sample.prompt_id, sample.sample) if sample.prompt_id else (place,)
+
+
+def _differ(one: Sample, other: Sample, span: slice) -> np.ndarray:
+    """Bool: whether each token of a span, or the experts that it went through, are others."""
+    is_other = one.tokens[span] != other.tokens[span]
+    if one.routed_experts is None or other.routed_experts is None:
+        return is_other | (one.routed_experts is not other.routed_experts)
+    return is_other | (one.routed_experts[span] != other.routed_experts[span]).any(axis=(1, 2))
+
+
+def _next(sample: Sample, place: int) -> tuple[int, bytes]:
+    """Token and the experts that it went through."""
+    experts_TLK = sample.routed_experts
+    return int(sample.tokens[place]), b"" if experts_TLK is None else experts_TLK[place].tobytes()
 
 
 def ranges(tree: Tree, starts: Sequence[int], number: int | None) -> tuple[tuple[int, int], ...]:

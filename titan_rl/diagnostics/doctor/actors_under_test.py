@@ -24,6 +24,7 @@ from titan_rl.controller.wiring import Actors
 from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.seeds import named_seed
+from titan_rl.data.storage.routed_experts import filled
 from titan_rl.data.storage.sampling_mask import joined
 from titan_rl.data.types import (
     Batch,
@@ -84,6 +85,9 @@ def sample_of(prompt: np.ndarray, completion: Completion, prompt_id: str, number
         prompt_id=prompt_id,
         sample=number,
         mask=joined([None, completion.mask], [len(prompt), wrote]),
+        routed_experts=None
+        if completion.routed_experts is None
+        else filled(None, completion.routed_experts, len(prompt) + wrote),
         penalties=completion.penalties,
         starts=(len(prompt),),
     )
@@ -159,12 +163,17 @@ class ActorsUnderTest:
     def max_new_tokens(self) -> int:
         return min(self.config.rollout.max_new_tokens, _MOST_NEW_TOKENS)
 
+    @property
+    def replays_routing(self) -> bool:
+        return self.config.algorithm.routing == "replay"
+
     async def sample_groups(self) -> list[Group]:
         """Groups of fresh prompts of the run's task, through the verifiers, at the run's settings."""
         rollout = self.config.rollout
         count = min(rollout.prompts_per_step, _MOST_PROMPTS, max(2, _SAMPLES // rollout.group_size))
         lengths = self.max_new_tokens, rollout.temperature, self.meshes.max_tokens, min(rollout.max_turns, 8)
-        sampling = Sampling(rollout.group_size, *lengths, decoding=decoding_of(rollout))
+        decoding = decoding_of(rollout)
+        sampling = Sampling(rollout.group_size, *lengths, decoding=decoding, routed_experts=self.replays_routing)
         prompts = list(islice(self.stream, count))
         return await asyncio.gather(*(self.meshes.dispatcher.run_group(prompt, sampling) for prompt in prompts))
 
@@ -179,7 +188,9 @@ class ActorsUnderTest:
         room = min(most, self.meshes.max_tokens - len(tokens))
         rollout = self.config.rollout
         decoding = decoding_of(rollout) if decoding is None else decoding
-        return await self.meshes.dispatcher.complete(Request(tokens, seeds, room, rollout.temperature, decoding))
+        settings = rollout.temperature, decoding
+        request = Request(tokens, seeds, room, *settings, routed_experts=self.replays_routing)
+        return await self.meshes.dispatcher.complete(request)
 
     # the trainer
 

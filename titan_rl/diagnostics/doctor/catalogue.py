@@ -112,12 +112,20 @@ CHECKS = (
         after=("weights", "tokens", "mask", "penalties"),
     ),
     Check(
+        name="routing",
+        about="tokens go through the experts in the trainer that they went through when they were sampled",
+        mend="See who records experts (compat/vllm/routing.py) and who cuts and joins them (data/batches/packing.py)",
+        run=tokens.routing,
+        needs=_ALL,
+        after=("weights", "tokens", "mask", "penalties", "sampling-mask"),
+    ),
+    Check(
         name="agreement",
         about="trainer and generator agree about each token at the run's own temperature",
         mend="Let both sides have the same temperature, top-p, penalties and weights",
         run=tokens.agreement,
         needs=_ALL,
-        after=("weights", "tokens", "mask", "penalties", "sampling-mask"),
+        after=("weights", "tokens", "mask", "penalties", "sampling-mask", "routing"),
     ),
     Check(
         name="ends",
@@ -125,7 +133,7 @@ CHECKS = (
         mend="Keep the last token of an answer; eos_token_id in generation_config.json names those that end one",
         run=tokens.ends,
         needs=_ALL,
-        after=("tokens", "mask", "penalties", "sampling-mask", "agreement"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "routing", "agreement"),
     ),
     Check(
         name="still",
@@ -133,7 +141,7 @@ CHECKS = (
         mend="Look for what moves weights beside the optimizer, and for randomness that no seed names",
         run=weights.still,
         needs=_ALL,
-        after=("tokens", "mask", "penalties", "sampling-mask", "agreement"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "routing", "agreement"),
     ),
     Check(
         name="advantages",
@@ -141,7 +149,7 @@ CHECKS = (
         mend="See that advantages keep the order of samples and tokens, and the sign of the loss",
         run=weights.advantages,
         needs=_ALL,
-        after=("tokens", "mask", "penalties", "sampling-mask", "agreement", "still"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "routing", "agreement", "still"),
     ),
     Check(
         name="layout",
@@ -149,7 +157,7 @@ CHECKS = (
         mend="Normalize the loss over the step's trained tokens, before they are packed (data/batches/packing.py)",
         run=layouts.layout,
         needs=_ALL,
-        after=("tokens", "mask", "penalties", "sampling-mask", "agreement", "advantages"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "routing", "agreement", "advantages"),
     ),
     Check(
         name="sync",
@@ -157,7 +165,7 @@ CHECKS = (
         mend="See mesh/channel/ and generator/vllm_backend.py: what is published, fetched and repacked",
         run=weights.sync,
         needs=_ALL,
-        after=("tokens", "mask", "penalties", "sampling-mask", "agreement", "still"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "routing", "agreement", "still"),
     ),
     Check(
         name="cache",
@@ -165,7 +173,7 @@ CHECKS = (
         mend="Reset the prefix cache with every version, or salt it with one",
         run=weights.cache,
         needs=_ALL,
-        after=("tokens", "mask", "penalties", "sampling-mask", "agreement", "still", "sync"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "routing", "agreement", "still", "sync"),
     ),
     Check(
         name="reference",
@@ -173,7 +181,7 @@ CHECKS = (
         mend="Keep reference and teacher out of the optimizer, and their memory apart from the policy's",
         run=weights.reference,
         needs=_ALL,
-        after=("tokens", "mask", "penalties", "sampling-mask", "agreement"),
+        after=("tokens", "mask", "penalties", "sampling-mask", "routing", "agreement"),
     ),
     Check(
         name="memory",

@@ -16,6 +16,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_spelling, shown, source_file, what_happened
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.storage.decoding import Penalties
+from titan_rl.data.storage.routed_experts import filled, joined_experts
 from titan_rl.data.storage.sampling_mask import SamplingMask, joined
 from titan_rl.data.text.tokenizer import Tokenizer, read_answer
 from titan_rl.data.text.turns import encode_opening, encode_reply
@@ -67,8 +68,11 @@ class Episode:
         logprobs: np.ndarray,
         versions: np.ndarray,
         mask: SamplingMask | None = None,
+        routed_experts: np.ndarray | None = None,
     ) -> None:
-        self.mask = joined([self.mask, mask], [len(self.tokens), len(tokens)])
+        counts = [len(self.tokens), len(tokens)]
+        self.mask = joined([self.mask, mask], counts)
+        self.routed_experts = joined_experts([self.routed_experts, routed_experts], counts)
         self.tokens = np.concatenate([self.tokens, tokens]).astype(np.int32)
         self.provenance = np.concatenate([self.provenance, provenance]).astype(np.int8)
         self.logprobs = np.concatenate([self.logprobs, logprobs]).astype(np.float32)
@@ -79,6 +83,7 @@ class Episode:
         self.logprobs = np.zeros(len(tokens), np.float32)
         self.versions = np.full(len(tokens), -1, np.int32)
         self.mask: SamplingMask | None = None
+        self.routed_experts: np.ndarray | None = None
 
     def open(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
         """Add the environment's opening messages. ``tokens``: [T] of the prompt with these messages."""
@@ -97,6 +102,8 @@ class Episode:
             origin = np.where(completion.forced, Provenance.FORCED, origin)
             logprobs, versions = np.where(completion.forced, 0.0, logprobs), np.where(completion.forced, -1, versions)
         self._append(completion.tokens, origin, logprobs, versions, completion.mask)
+        if completion.routed_experts is not None:
+            self.routed_experts = filled(self.routed_experts, completion.routed_experts, len(self.tokens))
         self.penalties = completion.penalties
         self.turns.append(Turn(start, len(self.tokens), completion.stop_reason))
         self.answers.append(text)
@@ -128,7 +135,7 @@ class Episode:
         """Append another conversation of the same rollout as a branch."""
         start = len(self.tokens)
         self.branches = [*(self.branches or [0]), start]
-        self._append(other.tokens, other.provenance, other.logprobs, other.versions, other.mask)
+        self._append(other.tokens, other.provenance, other.logprobs, other.versions, other.mask, other.routed_experts)
         self.penalties = self.penalties or other.penalties
         self.turns += [replace(turn, start=turn.start + start, stop=turn.stop + start) for turn in other.turns]
         self.rewards += [None] * (len(self.answers) - len(self.rewards)) + other.rewards
@@ -179,6 +186,7 @@ class Episode:
             seat=self.seat,
             mask=self.mask,
             penalties=self.penalties,
+            routed_experts=self.routed_experts,
         )
 
 
@@ -286,7 +294,9 @@ class Player:
         seeds = [named_seed(self.seed, self.prompt.id, sample, turn) for sample in samples]
         room = min(self.sampling.max_new_tokens, self.sampling.max_tokens - len(tokens))
         room = room if at_most is None else min(at_most, room)
-        return Request(tokens, seeds, room, self.sampling.temperature, self.sampling.decoding)
+        sampling = self.sampling
+        settings = sampling.temperature, sampling.decoding
+        return Request(tokens, seeds, room, *settings, routed_experts=sampling.routed_experts)
 
     def read(self, completion: Completion) -> str:
         """Decode an answer, without its end token."""

@@ -86,7 +86,8 @@ class Generators:
         self.replicas: dict[int, Replica] = {}
         self._seats = EngineSeats(None if devices is None else devices.table.engines())
         settings = config.generator if devices is None else devices.of_engine(config.generator)
-        arguments = environment, actor, settings, run.model_path, max_tokens, config.placement.mode == "colocated"
+        modes = config.placement.mode == "colocated", config.algorithm.routing == "replay"
+        arguments = environment, actor, settings, run.model_path, max_tokens, *modes
         self.standby = Standby(run.processes, config, "generator", *arguments)
         self._spares: list[Replica] = []
         self._num_spares_coming = self._num_spares_lost = 0

@@ -17,7 +17,7 @@ from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.attention import PackedAttention
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
 from titan_rl.models.layers.layer_configs import FROM_FILE, norm
-from titan_rl.models.layers.moe import check_routing, corrected_moe_config
+from titan_rl.models.layers.moe import ReplayingBlock, check_routing, corrected_moe_config
 from titan_rl.models.layers.rope import InterleavedRoPE, rope_config
 
 REQUIRED = {
@@ -29,6 +29,12 @@ REQUIRED = {
 }
 _ROUTING = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 """What vLLM reads in config.json, and transformers does not write."""
+
+
+class DeepSeekV3Block(ReplayingBlock, DeepSeekV3TransformerBlock):
+    @dataclass(kw_only=True, slots=True)
+    class Config(DeepSeekV3TransformerBlock.Config):
+        pass
 
 
 class PackedDeepSeekV3(PackedDecoder, DeepSeekV3Model):
@@ -113,4 +119,4 @@ def deepseek_v3_config(hf: PreTrainedConfig) -> Decoder.Config:
     """TorchTitan's config of the model. Errors: ValueError."""
     _check(hf)
     check_routing(hf)
-    return decoder_config(hf, model=PackedDeepSeekV3, block=DeepSeekV3TransformerBlock, layer=layer_config)
+    return decoder_config(hf, model=PackedDeepSeekV3, block=DeepSeekV3Block, layer=layer_config)

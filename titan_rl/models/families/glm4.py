@@ -10,13 +10,12 @@ from typing import Any
 
 from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.common.decoder import Decoder
-from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from transformers import PreTrainedConfig
 
 from titan_rl.models.families.phi3 import PackedPhi3, feed_forward
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
-from titan_rl.models.layers.moe import check_routing, corrected_moe_config
+from titan_rl.models.layers.moe import ExpertBlock, check_routing, corrected_moe_config
 from titan_rl.models.layers.rope import InterleavedRoPE, rope_config
 from titan_rl.models.layers.sandwich import NORMS, SandwichBlock, shard_output_norms
 
@@ -58,4 +57,4 @@ def glm4_moe_config(hf: PreTrainedConfig, *, model: type[PackedDecoder]) -> Deco
     check_routing(hf)
     if getattr(hf, "head_dim", None) is None:
         raise ValueError("config.json has no head_dim, which vLLM reads for this model type: add the model's own")
-    return decoder_config(hf, model=model, block=Qwen3TransformerBlock, layer=moe_layer_config)
+    return decoder_config(hf, model=model, block=ExpertBlock, layer=moe_layer_config)

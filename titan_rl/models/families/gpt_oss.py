@@ -24,14 +24,14 @@ from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.gpt_oss.moe import ScaleBiasForward, swiglu
 from torchtitan.models.gpt_oss.sharding import scaled_bias_rowwise_config
-from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.qwen3.model import Qwen3Model
 from torchtitan.protocols.module import Module
 from transformers import PreTrainedConfig
 
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.attention import SinkAttention
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
-from titan_rl.models.layers.moe import grouped_product, mixture_config
+from titan_rl.models.layers.moe import ExpertBlock, grouped_product, mixture_config
 
 REQUIRED = {"attention_bias": True, "hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
@@ -134,4 +134,4 @@ def moe_config(hf: PreTrainedConfig) -> MoE.Config:
 def gpt_oss_config(hf: PreTrainedConfig) -> Decoder.Config:
     """TorchTitan's config of the model. Errors: ValueError."""
     _check(hf)
-    return decoder_config(hf, model=PackedGptOss, block=Qwen3TransformerBlock, attention=attention, moe=moe_config)
+    return decoder_config(hf, model=PackedGptOss, block=ExpertBlock, attention=attention, moe=moe_config)

@@ -22,14 +22,14 @@ from torchtitan.models.common.decoder_sharding import set_decoder_sharding_confi
 from torchtitan.models.common.moe import MoE
 from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.common.param_init import skip_param_init
-from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.qwen3.model import Qwen3Model
 from transformers import PreTrainedConfig
 
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
 from titan_rl.models.layers.gated_delta_net import FusedProjections, GatedDeltaNet, Projections
 from titan_rl.models.layers.layer_configs import FROM_FILE, shifted_norm
-from titan_rl.models.layers.moe import moe_config
+from titan_rl.models.layers.moe import ExpertBlock, moe_config
 
 REQUIRED = {
     "attention_bias": False,
@@ -178,5 +178,5 @@ def layer_config(hf: PreTrainedConfig, layer: int, *, block: type) -> Any:
 def qwen3_5_config(hf: PreTrainedConfig) -> Decoder.Config:
     """TorchTitan's config of the model. Errors: ValueError."""
     _check(hf)
-    parts: dict[str, Any] = dict(model=PackedQwen35, block=Qwen3TransformerBlock, layer=layer_config)
+    parts: dict[str, Any] = dict(model=PackedQwen35, block=ExpertBlock, layer=layer_config)
     return decoder_config(hf, norm=shifted_norm, **parts)

@@ -21,7 +21,7 @@ from titan_rl.config.plugins import resolve
 from titan_rl.models.families import deepseek_v3, gemma3, glm4, gpt_oss, olmo2, phi3, qwen3_5
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
-from titan_rl.models.layers.moe import moe_config
+from titan_rl.models.layers.moe import ExpertBlock, moe_config
 from titan_rl.models.weights.names import (
     DeepSeekV3Names,
     Gemma3Names,
@@ -112,7 +112,7 @@ FAMILIES = {
         ("qwen3_5_text", "qwen3_next"),
         Family(qwen3_5.qwen3_5_config, parallelize_qwen3, Qwen35Names, required=qwen3_5.REQUIRED),
     ),
-    "qwen3_moe": Family(partial(_qwen3_config, moe=moe_config), parallelize_qwen3),
+    "qwen3_moe": Family(partial(_qwen3_config, block=ExpertBlock, moe=moe_config), parallelize_qwen3),
 }
 """By ``model_type``."""
 

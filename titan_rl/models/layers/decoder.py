@@ -24,6 +24,7 @@ from titan_rl.models.layers.attention import AttentionPlan, SpreadPlan
 from titan_rl.models.layers.cpu_products import with_lean_linears
 from titan_rl.models.layers.layer_configs import FROM_FILE, layer_config, norm
 from titan_rl.models.layers.memory_saving import LeanRMSNorm
+from titan_rl.models.layers.moe import RoutedPlan
 from titan_rl.models.layers.penalties import LogitPenalties
 from titan_rl.models.layers.top_tokens import likeliest_words, word_logprobs
 
@@ -116,7 +117,7 @@ class PackedDecoder(Decoder):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor | None = None,
-        attention_masks: AttentionPlan | SpreadPlan | AttentionMasksType | None = None,
+        attention_masks: AttentionPlan | SpreadPlan | RoutedPlan | AttentionMasksType | None = None,
         logit_index_S: torch.Tensor | HeadRoute | None = None,
         **statistics: Any,
     ) -> torch.Tensor:
@@ -127,8 +128,9 @@ class PackedDecoder(Decoder):
         the head, such as ``target_S``): log-probabilities and entropies [2, S] instead.
         """
         hidden = self._enter(tokens)
-        for layer in self.layers.values():
-            hidden = layer(hidden, attention_masks, positions)
+        for name, layer in self.layers.items():
+            plan = attention_masks.at(int(name)) if isinstance(attention_masks, RoutedPlan) else attention_masks
+            hidden = layer(hidden, plan, positions)
         if self.lm_head is None:
             return _local(hidden)
         if self.tp_mesh is not None:

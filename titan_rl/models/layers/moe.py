@@ -1,4 +1,4 @@
-"""Mixtures of experts: TorchTitan's, computed in the model's own dtype.
+"""Mixtures of experts: TorchTitan's, computed in the model's own dtype, through given experts where there are such.
 
 TorchTitan always multiplies experts in bf16, so in fp32 the trainer could not agree with the generator. There are two
 routers. Qwen3's: softmax over all experts, then the top k, normalized if config.json says so. DeepSeek-V3's (arXiv
@@ -6,16 +6,20 @@ routers. Qwen3's: softmax over all experts, then the top k, normalized if config
 as it is in the file, and there is no auxiliary loss: reinforcement learning must move weights only for the reward.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torchtitan.models.common import Linear
+from torchtitan.models.common.attention import AttentionMasksType
 from torchtitan.models.common.config_utils import make_routed_experts_config, make_router_config
-from torchtitan.models.common.moe import GroupedExperts, MoE
+from torchtitan.models.common.decoder import TransformerBlock
+from torchtitan.models.common.moe import GroupedExperts, MoE, TokenChoiceTopKRouter
 from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from transformers import PreTrainedConfig
 
 from titan_rl.compat.torch.sharding import AsyncCollectiveTensor
@@ -63,6 +67,91 @@ class RouterGate(Linear):
         bias = None if self.bias is None else self.bias.float()
         logits = F.linear(input.float(), self.weight.float(), bias)
         return logits.to(input.dtype).float() if self.rounds else logits
+
+
+class Router(TokenChoiceTopKRouter):
+    """TorchTitan's router, which may be given its choice: then only the weights of the chosen experts are its own."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(TokenChoiceTopKRouter.Config):
+        pass
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.given: RoutedPlan | None = None
+        """Choice of this layer, of each token here, or of the whole sequence that tensor-parallel ranks share; where it
+        is no expert's number, the router's own."""
+
+    def forward(
+        self, x_BLD: torch.Tensor, expert_bias_E: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        weight_BLK, chosen_BLK, score_BLE = super().forward(x_BLD, expert_bias_E)
+        if self.given is None:
+            return weight_BLK, chosen_BLK, score_BLE
+        given_BLK = _placed_as(self.given.routed_experts_TLK[None], chosen_BLK)
+        self.given.count(_local(given_BLK), _local(chosen_BLK), self.num_experts)
+        chosen_BLK = torch.where(given_BLK < self.num_experts, given_BLK, chosen_BLK)
+        weight_BLK = score_BLE.gather(dim=-1, index=chosen_BLK)
+        if self.route_norm:
+            weight_BLK = weight_BLK / (weight_BLK.sum(dim=-1, keepdim=True) + 1e-20)
+        return weight_BLK * self.route_scale, chosen_BLK, score_BLE
+
+
+def _placed_as(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor that each rank has whole, as the parts of it that they have of another."""
+    if not isinstance(like, DTensor):
+        return whole
+    replicated = DTensor.from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=like.placements)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(frozen=True)
+class RoutedPlan:
+    """Attention plan of a row, with the experts that its tokens go through."""
+
+    plan: Any
+    routed_experts_TLK: torch.Tensor
+    """int64, of each token here: by layers of the whole decoder, or [T, K] of one."""
+    counts: torch.Tensor
+    """int64 [2], added to: experts that a router would not have chosen by itself, and all that it was given."""
+
+    def at(self, layer: int) -> "RoutedPlan":
+        """That of one layer."""
+        return replace(self, routed_experts_TLK=self.routed_experts_TLK[:, layer])
+
+    @torch.no_grad()
+    def count(self, given_BLK: torch.Tensor, own_BLK: torch.Tensor, num_experts: int) -> None:
+        is_given_BLK = given_BLK < num_experts
+        is_other_BLK = is_given_BLK & ~(given_BLK[..., :, None] == own_BLK[..., None, :]).any(dim=-1)
+        self.counts.add_(torch.stack([is_other_BLK.sum(), is_given_BLK.sum()]))
+
+
+class ReplayingBlock(TransformerBlock):
+    """Mixin of blocks whose experts may be given with the attention plan, as a RoutedPlan of the layer.
+
+    So they are there whenever a block is computed, again in a backward, too.
+    """
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        attention_masks: RoutedPlan | AttentionMasksType | None,
+        positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        is_given = isinstance(attention_masks, RoutedPlan)
+        if self.moe_enabled:
+            cast(Router, cast(MoE, self.moe).router).given = attention_masks if is_given else None
+        return super().forward(x, attention_masks.plan if is_given else attention_masks, positions)
+
+
+class ExpertBlock(ReplayingBlock, Qwen3TransformerBlock):
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3TransformerBlock.Config):
+        pass
 
 
 class MixtureOfExperts(MoE):
@@ -149,6 +238,8 @@ def mixture_config(
         bias=bias,
     )
     router.gate = _gate(router.gate, rounds=True)
+    values: dict[str, Any] = {field.name: getattr(router, field.name) for field in fields(router)}
+    router = Router.Config(**values)
     return MixtureOfExperts.Config(
         num_experts=experts.num_experts, router=router, routed_experts=routed, load_balance_coeff=None
     )

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from titan_rl.config.io.bounded_files import RefusedFile
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.files import replacing, wanting
+from titan_rl.data.storage.routed_experts import ExpertShape, check_experts, is_recorded
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.storage.tables import check_table, read_table
 from titan_rl.data.text.thinking import ThinkingTags, forced_tokens
@@ -22,6 +23,7 @@ from titan_rl.records.steps.step_names import step_name, steps_of
 _CALL = {"name": pa.string(), "arguments": pa.string(), "status": pa.string(), "seconds": pa.float64()}
 _PENALTIES = dict.fromkeys(("repetition", "presence", "frequency"), pa.float64())
 _MASK = {"vocabulary": pa.int32(), "data": pa.binary(), "ends": pa.list_(pa.int64())}
+_EXPERTS = {"layers": pa.int32(), "experts": pa.int32(), "dtype": pa.string(), "data": pa.binary()}
 SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
@@ -49,6 +51,7 @@ SCHEMA = pa.schema(
         "seat": pa.string(),
         "mask": pa.struct(_MASK),
         "penalties": pa.struct(_PENALTIES),
+        "routed_experts": pa.struct(_EXPERTS),
     }
 )
 RATIO = 256
@@ -72,7 +75,24 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         reward_parts=list(rollout.reward_parts.items()),
         mask=_mask_row(rollout.mask),
         penalties=None if rollout.penalties is None else asdict(rollout.penalties),
+        routed_experts=_experts_row(rollout.routed_experts),
     )
+
+
+def _experts_row(experts_TLK: np.ndarray | None) -> dict[str, Any] | None:
+    if experts_TLK is None:
+        return None
+    _, layers, experts = experts_TLK.shape
+    return {"layers": layers, "experts": experts, "dtype": experts_TLK.dtype.name, "data": experts_TLK.tobytes()}
+
+
+def _experts(row: dict[str, Any] | None) -> np.ndarray | None:
+    """Errors: ValueError for bytes of another form."""
+    if row is None:  # runs of before there were any lack the column
+        return None
+    if row["dtype"] not in ("uint8", "uint16") or min(row["layers"], row["experts"]) < 1:
+        raise ValueError(f"routed experts of {row['layers']} layers, {row['experts']} each, as {row['dtype']!r:.20}")
+    return np.frombuffer(row["data"], row["dtype"]).reshape(-1, row["layers"], row["experts"])
 
 
 def _mask_row(mask: SamplingMask | None) -> dict[str, Any] | None:
@@ -155,6 +175,8 @@ class Limits:
     """What the tokens were sampled with."""
     tags: ThinkingTags | None = None
     """Of the model's thinking, where there is a budget for it."""
+    experts: ExpertShape | None = None
+    """Of the model, where those that tokens went through are recorded."""
 
 
 def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list[Group]:
@@ -225,6 +247,7 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         reward_parts=dict(row["reward_parts"]),
         mask=_mask(row["mask"]),
         penalties=_penalties(row["penalties"]),
+        routed_experts=_experts(row["routed_experts"]),
     )
     return Rollout(**row | converted)
 
@@ -247,6 +270,7 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
     if limits is not None:
         _check_truncation(name, rollout, limits.decoding)
         _check_penalties(name, rollout, limits.decoding)
+        _check_experts(name, rollout, limits.experts)
     if len(rollout.turn_rewards) not in (0, len(rollout.turns)):
         raise ValueError(f"{name} has {len(rollout.turn_rewards)} rewards of turns and {len(rollout.turns)} turns")
     if not all(0 <= turn.start <= turn.stop <= length for turn in rollout.turns):
@@ -273,6 +297,25 @@ def _check_mask(name: str, rollout: Rollout, limits: Limits | None) -> None:
         raise ValueError(f"{name}: {error}") from None
     if (place := mask.first_without(rollout.tokens, np.flatnonzero(is_model(rollout.provenance)))) is not None:
         raise ValueError(f"{name} has a sampling mask that leaves token {place} itself out")
+
+
+def _check_experts(name: str, rollout: Rollout, experts: ExpertShape | None) -> None:
+    """Errors: ValueError for experts that the model has not, or that a token to be trained lacks."""
+    experts_TLK = rollout.routed_experts
+    if experts is None:
+        if experts_TLK is not None:
+            raise ValueError(f"{name} has routed experts, and algorithm.routing was not 'replay'")
+        return
+    shape = len(rollout.tokens), experts.num_layers, experts.per_token
+    if experts_TLK is None or experts_TLK.shape != shape:
+        raise ValueError(f"{name} has routed experts {getattr(experts_TLK, 'shape', None)}, and should have {shape}")
+    try:
+        check_experts(experts_TLK, experts.num_experts)
+    except ValueError as error:
+        raise ValueError(f"{name} has {error}") from None
+    recorded_T, places = is_recorded(experts_TLK), np.flatnonzero(is_model(rollout.provenance))
+    if not recorded_T[places - 1].all():
+        raise ValueError(f"{name} lacks the experts that answered token {places[~recorded_T[places - 1]][0]}")
 
 
 def _check_truncation(name: str, rollout: Rollout, decoding: Decoding) -> None:

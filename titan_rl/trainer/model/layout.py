@@ -11,11 +11,34 @@ from transformers import PreTrainedConfig
 
 from titan_rl.compat.torchtitan.pipeline import modules_of_stages
 from titan_rl.config.load import ConfigError
+from titan_rl.data.storage.routed_experts import ExpertShape
 from titan_rl.models.compiling import why_not_compiled
 from titan_rl.models.families.registry import Family
 from titan_rl.models.layers.attention import PackedAttention
+from titan_rl.models.layers.moe import ReplayingBlock
 from titan_rl.models.spec import model_config
 from titan_rl.trainer.titan_config import TitanConfig
+
+
+def experts_of(hf: PreTrainedConfig) -> ExpertShape | None:
+    """Mixtures of experts of a model; None if it has none."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    count = next((number for name in names if (number := getattr(hf, name, 0))), 0)
+    return ExpertShape(hf.num_hidden_layers, count, hf.num_experts_per_tok) if count else None
+
+
+def check_replay(hf: PreTrainedConfig, family: Family | None = None) -> None:
+    """Check that a model's routers can be given their choices. Errors: ConfigError."""
+    mixtures = [layer for layer in model_config(hf, family).layers if getattr(layer, "moe", None) is not None]
+    if not mixtures:
+        raise ConfigError("algorithm.routing = 'replay': the model has no experts; leave it out")
+    with torch.device("meta"):
+        blocks = [layer.build() for layer in mixtures]
+    if not all(isinstance(block, ReplayingBlock) for block in blocks):
+        raise ConfigError(
+            "algorithm.routing = 'replay': the blocks of model.family take no routed experts; let them inherit from "
+            "titan_rl.models.layers.moe.ReplayingBlock"
+        )
 
 
 def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: Family | None = None) -> None:

@@ -8,6 +8,7 @@ its own), S trained tokens of a row.
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +28,9 @@ from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.types import Row
 from titan_rl.models.context_parallel import ContextParallel
 from titan_rl.models.families.registry import make_family
-from titan_rl.models.layers.attention import BlockPlan, Form, SpreadPlan, attention_form, plan_attention
+from titan_rl.models.layers.attention import AttentionPlan, BlockPlan, Form, SpreadPlan, attention_form, plan_attention
 from titan_rl.models.layers.gated_delta_net import has_states, recurrence_plan
+from titan_rl.models.layers.moe import RoutedPlan
 from titan_rl.models.layers.penalties import logit_penalties
 from titan_rl.models.spec import model_spec
 from titan_rl.models.value_head import has_value_head, load_value_model, save_value_model, value_spec
@@ -54,12 +56,21 @@ def _spread(keywords: dict, row: Row, context: ContextParallel) -> dict:
     penalties = keywords["penalties"]
     return keywords | {
         "positions": keywords["positions"][:, context.tokens(num_tokens)],
-        "attention_masks": SpreadPlan(keywords["attention_masks"], context),
+        "attention_masks": _spread_plan(keywords["attention_masks"], context, num_tokens),
         "logit_index_S": context.route(row.source_S, num_tokens, keywords["target_S"].device),
         "target_S": keywords["target_S"][mine],
         "mask": None if row.mask is None else row.mask.take(np.arange(mine.start, mine.stop)),
         "penalties": None if penalties is None else penalties.at(mine),
     }
+
+
+def _spread_plan(
+    plan: AttentionPlan | RoutedPlan, context: ContextParallel, num_tokens: int
+) -> SpreadPlan | RoutedPlan:
+    if not isinstance(plan, RoutedPlan):
+        return SpreadPlan(plan, context)
+    here_TLK = plan.routed_experts_TLK[context.tokens(num_tokens)]
+    return replace(plan, plan=SpreadPlan(plan.plan, context), routed_experts_TLK=here_TLK)
 
 
 def _implementation(kernel: Kernel, device: torch.device) -> Literal["reference", "triton"]:
@@ -82,11 +93,13 @@ class ShardedModel:
         temperature: float,
         kernel: Kernel,
         chat_template: str = "",
+        replays_routing: bool = False,
     ):
         """``path``: directory of the weights. ``temperature``: of the log-probabilities. ``chat_template``: what is
-        saved in the place of the directory's own; empty: that one."""
+        saved in the place of the directory's own; empty: that one. ``replays_routing``: tokens go through the experts
+        that rows have for them."""
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
-        self.temperature, self.chat_template = temperature, chat_template
+        self.temperature, self.chat_template, self.replays_routing = temperature, chat_template, replays_routing
         self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
         self.attention_form: Form = attention_form(
             decoder_of(spec), device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
@@ -96,6 +109,7 @@ class ShardedModel:
             UnshardedModel(spec, titan, self.parts[0]) if can_be_unsharded(titan, parallel_dims, device) else None
         )
         self.context = context_parallel(parallel_dims)
+        self._routing_counts = torch.zeros(2, dtype=torch.int64, device=device)
         self.adapters: Adapters | None = None
         self.load(path)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
@@ -134,7 +148,7 @@ class ShardedModel:
             recurrence_plan(plan)  # once, here, and not on the host in the middle of a forward
         whole = {
             "positions": columns["positions_T"][None],
-            "attention_masks": plan,
+            "attention_masks": self._routed(plan, row),
             "logit_index_S": columns["source_S"],
             "target_S": columns["target_S"],
             "temperature": self.temperature,
@@ -144,6 +158,25 @@ class ShardedModel:
             "penalties": logit_penalties(row, self.device),
         }
         return (whole if self.context is None else _spread(whole, row, self.context)) | keywords_of(self._own(columns))
+
+    def _routed(self, plan: AttentionPlan, row: Row) -> AttentionPlan | RoutedPlan:
+        """The plan, with the experts that the row's tokens go through, where they are given."""
+        if not self.replays_routing or row.routed_experts is None:
+            return plan
+        experts_TLK = torch.from_numpy(row.routed_experts.astype(np.int64)).to(self.device)
+        return RoutedPlan(plan, experts_TLK, self._routing_counts)
+
+    def take_routing_changed(self) -> float | None:
+        """Share of the given experts, on all ranks since the last call, that routers would not have chosen themselves;
+        None where none are given."""
+        if not self.replays_routing:
+            return None
+        counts = self._routing_counts.clone()
+        self._routing_counts.zero_()
+        if dist.get_world_size() > 1:
+            dist.all_reduce(counts)
+        changed, given = counts.tolist()
+        return changed / max(given, 1)
 
     def _own(self, columns: Columns) -> Columns:
         """Columns of the trained tokens that this rank has the head compute."""
@@ -294,6 +327,7 @@ def make_sharded(
     *,
     lora: LoraConfig | None = None,
     head: Literal["vocabulary", "value"] = "vocabulary",
+    replays_routing: bool = False,
 ) -> ShardedModel:
     """Sharded model of a directory, by the run's config."""
     spec = model_spec(path, make_family(config.model.family, config.run.plugin_path), lora)
@@ -302,4 +336,5 @@ def make_sharded(
         temperature=config.rollout.temperature,
         kernel=config.model.kernel,
         chat_template=config.model.chat_template.text,
+        replays_routing=replays_routing,
     )

@@ -109,7 +109,8 @@ class Learner(TrainerRank):
         on_data = bool(config.data.file)
         self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=on_data)
         sharded = partial(make_sharded, config, titan, self.parallel_dims, self.device)
-        self.policy = sharded(model_path, lora=config.lora, head=self.algorithm.head)
+        replays_routing = config.algorithm.routing == "replay"
+        self.policy = sharded(model_path, lora=config.lora, head=self.algorithm.head, replays_routing=replays_routing)
         if config.lora.rank:
             self.policy.adapt(config.lora, config.run.seed)
             self.has_views = True
@@ -350,7 +351,10 @@ class Learner(TrainerRank):
                 role.forget()
             return find_nonfinite_samples(self, rows, str(error))
         seconds = dict(seconds_forward_backward=middle - start, seconds_optimizer=time.perf_counter() - middle)
-        return Gradients(rows, replace(step_metrics(totals), grad_norm=norm, **seconds), role)
+        metrics = replace(step_metrics(totals), grad_norm=norm, **seconds)
+        if (changed := self.policy.take_routing_changed()) is not None:
+            metrics.loss_metrics["routing_changed"] = changed
+        return Gradients(rows, metrics, role)
 
     def apply_gradients(
         self, gradients: Gradients, has_signal: bool, role_result: RoleResult | None = None

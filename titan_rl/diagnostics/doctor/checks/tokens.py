@@ -8,6 +8,7 @@ import pandas as pd
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.controller.preflight.checks import tokenizer_of
 from titan_rl.data.storage.decoding import Penalties
+from titan_rl.data.storage.routed_experts import is_recorded
 from titan_rl.data.text.thinking import ThinkingTags, forced_tokens, thinking_tags
 from titan_rl.data.types import Batch, Decoding, Group, Provenance, Rollout, is_model
 from titan_rl.diagnostics.doctor import actor_queries as probes
@@ -253,6 +254,53 @@ def check_mask(rollout: Rollout, decoding: Decoding) -> None:
         kept = _short(mask.kept(place).tolist())
         evidence = f"token {place} of {whose} (id {rollout.tokens[place]}) was sampled from {kept}, as its mask says"
         raise CheckFailed("a sampling mask leaves its own token out: is it another token's?", evidence)
+
+
+# routed experts
+
+
+async def routing(context: CheckContext) -> str:
+    """Routed experts are there for each token that answers, and with them trainer and generator agree."""
+    actors, groups = context.actors, await context.groups()
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    for rollout in rollouts:
+        check_routed_experts(rollout, actors.replays_routing)
+    if not actors.replays_routing:
+        return "none: the trainer's own routers choose"
+    reading = await context.reading()
+    try:
+        found = compare(reading.tokens, context.limits, "the tokens that were sampled")
+    except CheckFailed as error:
+        await _check_own_routers(context, groups)
+        raise CheckFailed("tokens went through other experts than is recorded of them", error.evidence) from None
+    return f"{found}; the trainer's own routers would change {reading.metrics.loss_metrics['routing_changed']:.2%}"
+
+
+async def _check_own_routers(context: CheckContext, groups: list[Group]) -> None:
+    """Errors: CheckSkipped if both sides disagree by the trainer's own routers, too."""
+    plain = [replace(g, rollouts=[replace(r, routed_experts=None) for r in g.rollouts]) for g in groups]
+    own = await context.actors.read(context.actors.batch(plain))
+    try:
+        compare(own.tokens, context.limits, "the tokens that were sampled")
+    except CheckFailed as error:
+        raise CheckSkipped(f"by the trainer's own routers they disagree, too: {error.evidence}") from None
+
+
+def check_routed_experts(rollout: Rollout, wanted: bool) -> None:
+    """Check of a rollout's experts by themselves. Errors: CheckFailed for some that are missing, too many or of other
+    tokens."""
+    whose, experts_TLK = f"{rollout.prompt_id} sample {rollout.sample}", rollout.routed_experts
+    if (experts_TLK is not None) != wanted:
+        what = "no routed experts" if wanted else "routed experts, and the trainer's own routers choose"
+        raise CheckFailed("routed experts are not where they should be", f"{whose} has {what}")
+    if experts_TLK is None:
+        return
+    if len(experts_TLK) != len(rollout.tokens):
+        raise CheckFailed("routed experts are of other tokens", f"{whose}: {len(experts_TLK)}, {len(rollout.tokens)}")
+    places = np.flatnonzero(is_model(rollout.provenance))
+    if not (recorded := is_recorded(experts_TLK)[places - 1]).all():
+        evidence = f"{whose}: of what answered token {places[~recorded][0]} none are recorded"
+        raise CheckFailed("routed experts of a token are missing", evidence)
 
 
 # agreement
