@@ -85,7 +85,8 @@ def _parser() -> Parser:
     show.add_argument("--json", action="store_true")
 
     watch = commands.add_parser("watch", help="a page that looks inside runs, active or ended; Ctrl-C ends it")
-    watch.add_argument("runs", type=Path, nargs="+", metavar="run", help="run directory; others are drawn beside it")
+    about = "run directory; others are drawn beside it; or a folder of titan-rl eval"
+    watch.add_argument("runs", type=Path, nargs="+", metavar="run", help=about)
     watch.add_argument("--port", type=int, default=0, metavar="N", help="of 127.0.0.1 (any that is free)")
 
     collect_arguments.add_arguments(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chat_models import make_chat_model
-from recipe_runs import ON_DATA, OWN, RECIPES, VARIANTS, readme_rows, recipe_folder, replaced
+from recipe_runs import OF_CONFIGS, ON_DATA, OWN, RECIPES, VARIANTS, readme_rows, recipe_folder, replaced
 from tree import TREE
 
 from titan_rl.cli import main
@@ -121,7 +121,7 @@ def chat_model(tmp_path_factory) -> Path:
     return make_chat_model(tmp_path_factory.mktemp("model") / "tiny_chat")
 
 
-@pytest.mark.parametrize(("name", "variant"), OWN)
+@pytest.mark.parametrize(("name", "variant"), [*OWN, *OF_CONFIGS])
 def test_it_passes_every_check_with_another_model_and_rows_in_its_data_s_schema(name, variant, chat_model, tmp_path):
     recipe = RECIPES[name]
     overrides = replaced(name, variant, chat_model, tmp_path)
@@ -130,6 +130,17 @@ def test_it_passes_every_check_with_another_model_and_rows_in_its_data_s_schema(
         assert checked.dataset is not None and checked.dataset.train
     else:
         assert checked.held_out and checked.task.messages(checked.held_out[0])
+
+
+def test_names_of_smollm2_are_relations_with_another_task():
+    """So that a run of relations is one of both: runs/test_recipe_runs.py leaves names out."""
+    recipe = RECIPES["smollm2"]
+    names, relations = (
+        flat(resolve(load_config(recipe.toml(recipe.variant(variant)), with_models=False)).as_dict())
+        for variant in ("smollm2_names", "smollm2_relations")
+    )
+    other = {key for key in names.keys() | relations.keys() if names.get(key) != relations.get(key)}
+    assert other - {"run.dir"} and all(key.startswith("task.") for key in other - {"run.dir"})
 
 
 # the format

@@ -3,13 +3,14 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import warm_commands
 from chat_models import make_chat_model
 from constitutions import prefers_longer
 from judge_servers import server
-from recipe_runs import OWN, flags_of, small
+from recipe_runs import OF_CONFIGS, OWN, flags_of, small
 
 from titan_rl.records.metrics import read_metrics
 
@@ -51,9 +52,10 @@ def test_gsm8k_trains_three_steps_and_ends_with_its_report(chat_model, tmp_path)
 
 OTHERS = [
     pytest.param(*each, marks=[pytest.mark.confirms] if each[1] == "wordle-8gpu" else [])  # on one device: wordle
-    for each in OWN
+    for each in [*OWN, *OF_CONFIGS]
     if each != ("gsm8k", "gsm8k-grpo") and each[0] != "constitutional"
 ]
+"""Without smollm2_names: it is smollm2_relations with another task, as config/test_recipes.py has it."""
 
 
 @pytest.mark.parametrize(("name", "variant"), OTHERS)
@@ -64,7 +66,7 @@ def test_every_other_recipe_trains_three_steps_and_ends_with_its_report(name, va
 
 
 def test_a_constitution_s_pairs_become_a_reward_model_and_ppo_on_it(chat_model, tmp_path):
-    """As the recipe's README has it, with a tiny model, and a server that prefers the longer answer."""
+    """As the recipe's README has it, from SFT on, with a tiny model, and a server that prefers the longer answer."""
     (tmp_path / "models").mkdir()
     for name in ("prompts", "held_out"):
         rows = [{"prompt": [{"role": "user", "content": f"{name} {n}?"}]} for n in range(24)]
@@ -84,12 +86,18 @@ def test_a_constitution_s_pairs_become_a_reward_model_and_ppo_on_it(chat_model, 
         summary = json.loads(titan_rl(tmp_path, *asked))
     assert summary["pairs"] == summary["rows"]["pairs.jsonl"] >= 3 and summary["rows"]["revisions.jsonl"] >= 1
     assert summary["verdicts"]["order_dependent"]["correct"] == 0
-    steps = ("--training.steps", "2", "--eval.every", "0", "--recovery.standby", "false", "--model.path", chat_model)
+    steps = ("--training.steps", "3", "--eval.every", "0", "--recovery.standby", "false")
     run = ("recipe", "run", "constitutional", *steps)
     few = ("--data.examples_per_step", "2", "--eval.prompts", "2")
-    report = titan_rl(tmp_path, *run, "--variant", "constitutional-reward-model", *few)
-    assert "runs/constitutional-reward-model/report.md" in report
+    revisions = ("--data.file", "principles/pairs/revisions.jsonl", "--model.path", chat_model)
+    for variant, flags in (("constitutional-sft", revisions), ("constitutional-reward-model", ())):
+        report = titan_rl(tmp_path, *run, "--variant", variant, *few, *flags)
+        assert f"runs/{variant}/report.md" in report and len(steps_of(tmp_path, variant)) == 3
     few = ("--rollout.prompts_per_step", "2", "--rollout.group_size", "2", "--rollout.max_new_tokens", "12")
     titan_rl(tmp_path, *run, *few, "--verifier.procs", "1", "--critic.warmup_steps", "1")
-    records = [each for each in read_metrics(tmp_path / "runs/constitutional-ppo") if "loss" in each]
-    assert len(records) == 2 and all(each["reward"] != 0.0 == each["task_reward"] for each in records)
+    records = steps_of(tmp_path, "constitutional-ppo")
+    assert len(records) == 3 and all(each["reward"] != 0.0 == each["task_reward"] for each in records)
+
+
+def steps_of(folder: Path, variant: str) -> list[dict[str, Any]]:
+    return [record for record in read_metrics(folder / "runs" / variant) if "loss" in record]

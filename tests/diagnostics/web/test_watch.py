@@ -21,6 +21,7 @@ import watched_run
 from another_user import as_another_user, ask, needs_root
 
 from titan_rl.cli import main
+from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Provenance, Rollout, Turn, correct
 from titan_rl.diagnostics.bench.page.browser import browser_page, why_no_browser
 from titan_rl.diagnostics.bench.page.watch import served
@@ -29,6 +30,7 @@ from titan_rl.diagnostics.web.data.evaluations import AnswersPage, Evaluations, 
 from titan_rl.diagnostics.web.data.facts import account_of, actors_of, faults_of, plain_events, state_of
 from titan_rl.diagnostics.web.data.index import RolloutIndex
 from titan_rl.diagnostics.web.data.selection import RIGHT, Selection, selection_of, whole_number
+from titan_rl.diagnostics.web.data.watched_run import WatchedEvaluations, watched
 from titan_rl.diagnostics.web.guard import Guard
 from titan_rl.diagnostics.web.html.timeline import busy_share, draw
 from titan_rl.diagnostics.web.html.tokens import COLOURS, Tokens, facts_of
@@ -577,9 +579,55 @@ def test_what_the_directory_says(made):
 
 
 def test_what_is_no_run_is_one_line(tmp_path, capsys):
-    for arguments in ([str(tmp_path / "nowhere")], [str(tmp_path)]):
-        assert main(["watch", *arguments]) == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1
+    """Nor an evaluation: files of its names that are none, links to some, and what is only damaged."""
+    for name, text in (("data.json", "{}"), ("more.json", "["), ("deep.json", "[" * 100_000), ("a.parquet", "PAR1")):
+        (tmp_path / name).write_text(text)
+    evaluated(tmp_path / "elsewhere", LATE, lambda n, sample: True)
+    (tmp_path / "evaluation.json").symlink_to(tmp_path / "elsewhere" / LATE.evaluation / "sums.json")
+    (tmp_path / "sums.json").symlink_to(tmp_path / "elsewhere" / LATE.evaluation / "sums.json")
+    for folder in (tmp_path / "nowhere", tmp_path, tmp_path / "sums.json", tmp_path / "elsewhere"):
+        assert main(["watch", str(folder)]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert "evaluation" in line
+
+
+def test_a_folder_of_titan_rl_eval_is_shown_alone_or_beside_another(tmp_path):
+    """While it is written, too, and by a link that is given; what is in the same folder is not shown with it."""
+    for name in ("before", "after", "other"):
+        evaluated(tmp_path, Place(name, "sums"), lambda n, sample, name=name: name == "after" or n % 2 == 0, EVIL)
+    (tmp_path / "latest").symlink_to("after")
+    [alone] = watched([tmp_path / "latest"])
+    found = alone.evaluations.overview("before", "", "before")
+    assert isinstance(alone, WatchedEvaluations) and alone.name == "after" and found.names == ["after"]
+    assert found.record and found.beside is None and found.statuses == ["ok", "truncated"]
+    (tmp_path / "before" / "evaluation.json").write_text("{}")
+    run = watched_run.make(tmp_path / "run").root
+    shown, both = watched([tmp_path / "before", run, tmp_path / "after"])
+    assert shown.name == "run" and both.name == tmp_path.name and both.evaluations.names() == ["after", "before"]
+    found = both.evaluations.overview("before", "sums", "after")
+    assert found.comparison and found.comparison.num_answers == NUM_QUESTIONS * NUM_SAMPLES
+    shutil.rmtree(tmp_path / "after")
+    (tmp_path / "after").symlink_to("other")
+    assert both.evaluations.names() == ["before"] and alone.evaluations.overview("", "", "").names == []
+    for name in ("sums.json", "sums.parquet", "evaluation.json"):
+        (tmp_path / "before" / name).unlink()
+        os.mkfifo(tmp_path / "before" / name)
+    with pytest.raises(ConfigError, match="neither a run nor an evaluation"):
+        watched([tmp_path / "before"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
+def test_a_folder_of_titan_rl_eval_in_a_browser(evaluations):
+    """One view, whatever the address asks for; hostile answers are text."""
+    with served(evaluations.folder / LATE.evaluation) as address, browser_page() as page:
+        page.goto(f"{address}?view=curves")
+        page.wait_for_selector("text=answers right")
+        assert page.locator("nav button:visible").count() == 1 and not page.locator(".pill:visible").count()
+        page.locator(".rollouts tbody tr").first.click()
+        page.wait_for_selector(".sheet .said.tall")
+        assert "<script>" in page.locator(".sheet .said.tall").inner_text() and "forged" not in page.title()
+        assert not page.elsewhere and not page.errors
 
 
 @pytest.mark.slow

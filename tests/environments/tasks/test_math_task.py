@@ -124,8 +124,17 @@ SIGNS = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)
 ALLOWED_BEFORE = {"+", "$", "~", "£", "¥", "€"}
 ALLOWED_BEHIND = {".", "$", "~", "}", "£", "¥", "€", "°"}
 """Besides spaces: the brace ends the box."""
-QUIET = {"quad", "qquad", "text", "mathrm", "mathbf", "operatorname", "pounds", "euro"}
+QUIET = {"quad", "qquad", "text", "mathrm", "mathbf", "operatorname", "pounds", "euro", "fbox"}
 """Commands before an answer that change only how it looks, and currencies."""
+LONG = [
+    *["\\boxed{" * 20_000, "\\boxed{" * 20_000 + "5" + "}" * 20_000, "\\boxed 5 " * 20_000, "\\boxed" + " " * 200_000],
+    *[("\\boxed" + " " * 50) * 4000, "{" * 200_000, " " * 200_000 + "I hope it is correct.", "1 000" * 40_000],
+    *[
+        box_of[:298] + "}"
+        for box_of in (r"\boxed{" + text * 80 for text in (r"{5\over", r"\{x|", "5=", r"x<1\or ", "1 0"))
+    ],
+]
+"""Answers that a careless reader would never be done with."""
 
 
 def box(answer):
@@ -210,6 +219,18 @@ def test_order_counts_in_tuples_alone(expected, order, is_paid):
         (r"\boxed{1} \boxed{2}", "2"),
         (r"\boxed{1} \boxed{2", None),
         (r"\boxed {\left\{ 1 \right\}}", r"\left\{ 1 \right\}"),
+        (r"so $\boxed 5$ then", "5"),
+        (r"\(\boxed-12\) it is", "-12"),
+        (r"so \boxed 5 or 6", "5 or 6"),
+        (r"$\boxed\frac12$", r"\frac12"),
+        (r"$\boxed{4}$, not $\boxed 5$", "5"),
+        (r"\fbox{5}", "5"),
+        (r"$\boxed{\boxed{5}}$", "5"),
+        (r"\boxed{ \fbox 5 }", "5"),
+        (r"\boxed{5 \boxed{4}}", r"5 \boxed{4}"),
+        (r"\boxed{\boxed{5} \boxed{4}}", r"\boxed{5} \boxed{4}"),
+        (r"\boxed{5}. That is in \boxed as told.", "5"),
+        ("Final Answer: The final answer is $5$. I hope it is correct.", "$5$"),
         ("**Answer: 4**", "4"),
         ("The answer is **4**.", "4"),
         ("", None),
@@ -217,6 +238,12 @@ def test_order_counts_in_tuples_alone(expected, order, is_paid):
 )
 def test_the_last_word_is_the_answer(answer, found):
     assert final_answer(answer) == found
+
+
+def test_long_and_deep_answers_are_read_at_once():
+    started = time.perf_counter()
+    assert not any(is_right(answer, expected) for answer in LONG for expected in ("4", "[1,4)"))
+    assert time.perf_counter() - started < 5
 
 
 def task_of(tmp_path, *rows, **settings):

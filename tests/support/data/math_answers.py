@@ -151,7 +151,37 @@ even ||| \text{even} ||| even
 \{x \mid x > 3\} ||| \{x \mid x > 3\}
 \\frac{4}{3} ||| \frac{4}{3} ||| 4/3
 \left\{1, 2\right\} ||| {1, 2}
-we find \boxed{\frac{1}{2}}. ||| 0.5""")
+we find \boxed{\frac{1}{2}}. ||| 0.5
+\frac{3}{2} ||| {3 \over 2} ||| 3 \over 2 ||| {3\over2} ||| \sfrac{3}{2} ||| \nicefrac{3}{2} ||| 1{1 \over 2}
+\frac{3}{2} ||| 1{\frac12} ||| 1\ 1/2 ||| \left(3 \over 2\right) ||| {\sqrt{9} \over 2} ||| 150\% ||| 1 + {1 \over 2}
+{3 \over 2} ||| 1.5 ||| \frac{3}{2}
+{x+1 \over x-1} ||| \frac{x+1}{x-1}
+\frac{-1 \pm \sqrt{5}}{2} ||| {-1 \pm \sqrt5 \over 2}
+\pm\frac12 ||| \frac{\pm 1}{2} ||| \frac12, -\frac12
+\frac{\pm 1}{2} ||| \pm \frac12
+10 ||| {5 \choose 2} ||| \binom52
+4 ||| 2+2 = 4 ||| x = 2+2 = 4 ||| 2^2 = 2 \cdot 2 = 4 ||| 4\degree ||| 4^\degree ||| 4^{\degree} ||| \mathbf 4
+4 ||| \boxed{4} ||| 4 \text{ ways} ||| 4 \text{ points} ||| 4 \text{ vertices} ||| 4 \text{ people} ||| \fbox{4}
+4 ||| 400\%
+[1,5) ||| 1 \le x < 5 ||| 1 \leq x < 5 ||| 5 > x \ge 1 ||| 1 <= x < 5 ||| 1 \le a < 5 ||| x \ge 1 \text{ and } x < 5
+[1,5) ||| \{x \mid 1 \le x < 5\} ||| \{x : 1 \le x < 5\} ||| \{x \in \mathbb{R} : x < 5, x \ge 1\}
+(3,\infty) ||| x > 3 ||| 3 < x ||| 3 < x < \infty ||| \{x | x > 3\} ||| (3, +\infty)
+(\frac12,\infty) ||| x > \frac12 ||| x > 0.5
+x > \frac12 ||| (\frac12,\infty) ||| 0.5 < x
+1 \le x < 5 ||| [1,5) ||| x \in [1,5) ||| 5 > x \geq 1
+x \in [1,5) ||| 1 \le x < 5
+x \geq 3 ||| x >= 3 ||| [3,\infty)
+(0,\pi) ||| 0 < \theta < \pi
+(-\infty,-2)\cup(2,\infty) ||| x < -2 \text{ or } x > 2 ||| x > 2 or x < -2 ||| (-\infty,-2) \text{ or } (2,\infty)
+x < -2 \text{ or } x > 2 ||| (-\infty,-2)\cup(2,\infty) ||| x > 2 \text{ or } x < -2
+(-\infty,0)\cup(0,\infty) ||| x \neq 0
+\mathbb{R} ||| \mathbb R ||| \R
+1000 ||| 1 000 ||| 1~000 ||| 1\ 000 ||| 1\;000
+101_2 ||| (101)_2 ||| 101_{(2)}
+50\% ||| 0.5 ||| \frac12
+0.5 ||| 50\%
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} ||| \begin{pmatrix}1&2\cr3&4\end{pmatrix}
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} ||| \begin{pmatrix} 1 & 2 \\[5pt] 3 & 4\end{pmatrix}""")
 """Equal to what is expected, and nothing else."""
 
 HOSTILE = _bank(r"""4 ||| 4，5
@@ -220,7 +250,27 @@ x ||| y
 10^{-20}\pi ||| 10^{-20}\sqrt{2} ||| 0
 12345678901234 ||| 12345678901235
 f(x) = 2x ||| 2x = 2x ||| f(x) = f(x)
-(1,2),(3,4) ||| (1,3),(2,4) ||| (1,2,3,4) ||| (2,1),(3,4)""")
+(1,2),(3,4) ||| (1,3),(2,4) ||| (1,2,3,4) ||| (2,1),(3,4)
+4 ||| 4 \over 5 ||| 5 \over 4 ||| {4 \over 5} ||| 4 \over 1 \over 5 ||| {4 \over 1} 5 ||| 4 \choose 5 ||| 4 \over
+4 ||| 3+2 = 4 ||| 2+2 = 5 ||| 2+2 = 4 = 5 ||| 4 = 4 ||| x = y = 4 ||| 2+2 = 4 = x = 5 ||| 4 \mathbf 5 ||| 1 004
+4 ||| 5 \boxed{4} ||| \boxed{5} \boxed{4} ||| \fbox{5} 4 ||| 5 \fbox 4 ||| 3 < x < 5 ||| \{x : x > 3\} ||| 4_{(5)}
+[1,5) ||| 1 < x < 5 ||| 1 \le x \le 5 ||| 1 \le x ||| x \ge 1 \text{ or } x < 5 ||| 1 \le x < 6 ||| 1 \le x > 5
+[1,5) ||| x \ge 1, x < 5, x < 6 ||| x \ge 1, y < 5 ||| 1 \le 2x < 5 ||| 1 \le x < y < 5 ||| 1 \le x \neq 5
+[1,5) ||| \{x : 1 \le y < 5\} ||| \{x : 1 \le x < 5, 7\} ||| \{1 \le x < 5\} ||| 1 \le x < 5, 2 < x < 7
+(1,5) ||| (1,5) or (2,5) ||| 1 < x < 5 \text{ or } 2 < x < 6 ||| 1 < x < 5\%
+1, 5 ||| 1 < x < 5
+\{1,5\} ||| 1 < x < 5 ||| 1 \le x \le 5
+\langle 1,5 \rangle ||| 1 < x < 5
+x > 3 ||| x > 3\% ||| y \in (3,\infty) ||| x > 3, x > 4 ||| x > 3 \text{ or } x < 1 ||| y > 3
+x > 3 ||| x > 3 \text{ or } x > 4 ||| x \neq 3
+x \in [1,5) ||| 1 \le y < 5
+(-\infty,5) ||| 2x < 10
+(-\infty,-2)\cup(2,\infty) ||| x < -2 \text{ and } x > 2 ||| x < -2 \text{ or } y > 2 ||| x > -2 \text{ or } x < 2
+(-\infty,0)\cup(0,\infty) ||| x \neq 1 ||| x \neq 0, 1
+5 \text{ cm} ||| 2 + 3 = 5 \text{ m}
+0.5 ||| 0.5\% ||| 50
+12 \text{ points} ||| 12 \text{ ways}
+1000 ||| 1 0 0 0 ||| 1 00 0 ||| 10 00 ||| 1 000 000 ||| 1 000, 5 ||| 1{}000""")
 """Two answers, a denial, another form, or another value."""
 
 COMMANDS = _words(

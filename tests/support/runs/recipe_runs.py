@@ -11,7 +11,7 @@ from public_rows import gsm8k, math_500, verl
 
 from titan_rl.config.io.overrides import override_arguments
 from titan_rl.config.load import ConfigError
-from titan_rl.data.types import message
+from titan_rl.data.text.messages import message
 from titan_rl.diagnostics.recipes.recipe import Recipe, shipped_recipes
 
 RECIPES = shipped_recipes()
@@ -50,7 +50,9 @@ def issue(n: int) -> dict[str, Any]:
 
 
 OWN = [(name, variant) for name, variant in VARIANTS if (RECIPES[name].folder / f"{variant}.toml").is_file()]
-"""Without those of configs/, which have tests of their own."""
+"""Those with a TOML in the recipe's folder."""
+OF_CONFIGS = [each for each in VARIANTS if each not in OWN and each[1] != "smollm2_names"]
+"""Those whose TOML is in configs/. Names are relations with another task, whose prompts have more than ASCII."""
 DATA = {
     "gsm8k": (gsm8k, gsm8k),
     "gsm8k-thinking": (gsm8k, gsm8k),
@@ -64,6 +66,7 @@ ON_DATA = {
     "constitutional-reward-model": ("pairs.jsonl", "chosen", "rejected"),
 }
 """Of variants that sample nothing: the file of their rows, and its columns beside the prompt."""
+_WITH_SFT = ("alphabet-sort-cpu", "smollm2_relations", "smollm2_calculator")
 _THREE_STEPS = {
     "training": {"steps": 3, "seq_len": 1024},
     "rollout": {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 12},
@@ -137,7 +140,7 @@ def flags_of(overrides: dict[str, Any]) -> list[str]:
 def _of(recipe: str, variant: str) -> dict[str, Any]:
     """What a variant has that three small steps must change too."""
     changes: dict[str, Any] = {}
-    if recipe in ("reverse-text", "wordle", "swe-made") or variant == "alphabet-sort-cpu":
+    if recipe in ("reverse-text", "wordle", "swe-made") or variant in _WITH_SFT:
         changes["sft"] = {"steps": 2, "examples_per_step": 4}
     if variant == "gsm8k-ppo":
         changes["algorithm"] = {"updates_per_batch": 2}

@@ -8,7 +8,7 @@ from nicegui import ui
 
 from titan_rl.diagnostics.web.data.facts import state_of
 from titan_rl.diagnostics.web.data.selection import whole_number
-from titan_rl.diagnostics.web.data.watched_run import Watched
+from titan_rl.diagnostics.web.data.watched_run import Watched, WatchedEvaluations
 from titan_rl.diagnostics.web.html.style import CSS
 from titan_rl.diagnostics.web.views.evaluations import EvaluationsView
 from titan_rl.diagnostics.web.views.mesh import mesh
@@ -25,9 +25,9 @@ _VIEWS = {
 class Pages:
     """Content of one browser page. The address tells what is shown, so that it can be kept and passed on."""
 
-    def __init__(self, runs: list[Watched], query: Mapping[str, str]) -> None:
-        """``runs``: those that are watched. ``query``: parameters of the address; what is none of ours is passed
-        over."""
+    def __init__(self, runs: list[Watched | WatchedEvaluations], query: Mapping[str, str]) -> None:
+        """``runs``: those that are watched, and evaluations without one. ``query``: parameters of the address; what is
+        none of ours is passed over."""
         number = whole_number(query, "run") or 0
         self.runs, self.run = runs, runs[number if number < len(runs) else 0]
         self.view = query["view"] if query.get("view") in _VIEWS else "curves"
@@ -73,6 +73,9 @@ class Pages:
         self.show(self.view)
 
     def _show_state(self) -> None:
+        self.state.set_visibility(isinstance(self.run, Watched))
+        if not isinstance(self.run, Watched):
+            return
         state, detail = state_of(self.run.run_dir)
         self.state.set_text(f"{state}: {detail}")
         self.state.classes(replace=f"pill {state}")
@@ -86,19 +89,27 @@ class Pages:
         ui.navigate.history.replace(f"?{urlencode(own | {'view': self.view} | parameters)}")
 
     def show(self, view: str, query: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Switch to a view. ``query``: what of the view is to be seen."""
-        self.view = view
+        """Switch to a view, of those that there are. ``query``: what of the view is to be seen."""
+        draw = self._drawings(query)
+        self.view = view = view if view in draw else next(iter(draw))
         for name, button in self.buttons.items():
+            button.set_visibility(name in draw)
             button.classes(add="on") if name == view else button.classes(remove="on")
-        beside = [run for run in self.runs if run is not self.run]
-        draw: dict[str, Callable[[], object]] = {
-            "curves": lambda: Overview(self.run, beside),
-            "steps": lambda: StepsView(self.run, query, self._moved),
-            "rollouts": lambda: RolloutsView(self.run, query, self._moved),
-            "evaluations": lambda: EvaluationsView(self.run, query, self._moved),
-            "mesh": lambda: mesh(self.run),
-        }
         self.body.clear()
         self._moved({})
         with self.body:
             draw[view]()
+
+    def _drawings(self, query: Mapping[str, str]) -> dict[str, Callable[[], object]]:
+        """Views of what is shown, by their names: of evaluations without a run, the evaluations."""
+        run = self.run
+        if not isinstance(run, Watched):
+            return {"evaluations": lambda: EvaluationsView(run.evaluations, query, self._moved)}
+        beside = [other for other in self.runs if other is not run and isinstance(other, Watched)]
+        return {
+            "curves": lambda: Overview(run, beside),
+            "steps": lambda: StepsView(run, query, self._moved),
+            "rollouts": lambda: RolloutsView(run, query, self._moved),
+            "evaluations": lambda: EvaluationsView(run.evaluations, query, self._moved),
+            "mesh": lambda: mesh(run),
+        }

@@ -27,6 +27,8 @@ MOST_NAMES = 2000
 _MOST_ENTRIES = 100_000
 """Entries of a folder that are looked at."""
 _LONGEST_NAME = 150
+_MOST_TRIED = 20
+"""Files that are read to tell what a folder is."""
 _NEEDED = ("question_id", "sample", "correct", "status")
 _OVERVIEW = "evaluation.json"
 """Of an evaluation alone, beside its suites' files."""
@@ -61,6 +63,26 @@ def evaluation_names(folder: Path) -> list[str]:
     return names[-MOST_NAMES:]
 
 
+def is_name(text: str) -> bool:
+    """Whether a name can be shown."""
+    return text.isprintable() and 0 < len(text) <= _LONGEST_NAME
+
+
+def is_evaluation(folder: Path) -> bool:
+    """Whether a folder is one that ``titan-rl eval`` wrote, or writes: it has an overview, or a suite's estimates."""
+    if _stamp(folder / _OVERVIEW) is not None:
+        return True
+    return any(_is_suite(folder, suite) for suite in suite_names(folder.parent, folder.name)[:_MOST_TRIED])
+
+
+def _is_suite(folder: Path, suite: str) -> bool:
+    try:
+        read_record(folder.parent, folder.name, suite)
+    except EvaluationError:
+        return False
+    return True
+
+
 def order_of(evaluation: str) -> tuple[int, str]:
     """Sort key of an evaluation's name: others by their names, then steps."""
     step = step_of(evaluation)
@@ -83,7 +105,7 @@ def _entries(folder: Path, is_wanted: Callable[[os.DirEntry[str]], bool]) -> lis
             names = [entry.name for entry in islice(entries, _MOST_ENTRIES) if is_wanted(entry)]
     except OSError:
         return []
-    return [name for name in names if name.isprintable() and len(name) <= _LONGEST_NAME]
+    return [name for name in names if is_name(name)]
 
 
 def stamp_of(folder: Path, evaluation: str, suite: str) -> Stamp:

@@ -11,7 +11,8 @@ from titan_rl.data.rows.file_sources import check_unweighted, list_names, locate
 from titan_rl.data.rows.public_shapes import as_example
 from titan_rl.data.rows.row_files import RawRow
 from titan_rl.data.seeds import named_seed
-from titan_rl.data.types import Prompt, message
+from titan_rl.data.text.messages import message
+from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.records.preferences.items import Item, Mode, pair_item, rated_item, rated_items, shown
 

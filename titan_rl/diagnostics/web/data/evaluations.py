@@ -1,4 +1,4 @@
-"""Evaluations of a run for the page: answers to a suite, selected, and compared with those of another evaluation.
+"""Evaluations for the page: answers to a suite, selected, and compared with those of another evaluation.
 
 Files are read by records/evaluations/reading.py; DuckDB has its tables in memory, and may open nothing. The answers
 that were read last are kept, and read again where the file has changed.
@@ -115,10 +115,11 @@ class Overview:
 
 
 class Evaluations:
-    """Reader of a run's evaluations. Any thread may call it. Errors of reading answers: EvaluationError."""
+    """Reader of evaluations. Any thread may call it. Errors of reading answers: EvaluationError."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, names: Sequence[str] = ()) -> None:
+        """``names``: of the evaluations in the folder that are shown; without any, all."""
+        self.folder, self._names = folder, names
         self._db = duckdb.connect(":memory:", config={"threads": 2, "autoinstall_known_extensions": False})
         for setting in ("autoload_known_extensions = false", "temp_directory = ''", "enable_external_access = false"):
             self._db.execute(f"set {setting}")
@@ -129,7 +130,14 @@ class Evaluations:
     def signature(self, overview: Overview) -> Signature:
         """The overview's, as it would be now: another where there is something new to show."""
         suites = suite_names(self.folder, overview.evaluation) if overview.evaluation else []
-        return evaluation_names(self.folder), suites, self._stamps(overview.read)
+        return self.names(), suites, self._stamps(overview.read)
+
+    def names(self) -> list[str]:
+        """Names of the evaluations that are there, in order."""
+        if not self._names:
+            return evaluation_names(self.folder)
+        paths = [self.folder / name for name in self._names]
+        return sorted((path.name for path in paths if path.is_dir() and not path.is_symlink()), key=order_of)
 
     def _stamps(self, places: Iterable[Place]) -> tuple[Stamp, ...]:
         return tuple(stamp_of(self.folder, *place) for place in places)
@@ -137,7 +145,7 @@ class Evaluations:
     def overview(self, evaluation: str, suite: str, beside: str) -> Overview:
         """Overview of a suite; what is not there gives way to the newest evaluation, its first suite, and nothing
         beside. Errors: none, but notices."""
-        names = evaluation_names(self.folder)
+        names = self.names()
         if not names:
             return Overview([])
         notices: dict[str, None] = {}

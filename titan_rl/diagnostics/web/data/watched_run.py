@@ -1,6 +1,7 @@
-"""One run that is watched: its directory, and what was read of it before."""
+"""What is watched: a run, or folders of ``titan-rl eval``, and what was read of it before."""
 
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,9 @@ from titan_rl.data.types import Group
 from titan_rl.diagnostics.web.data.evaluations import Evaluations
 from titan_rl.diagnostics.web.data.index import RolloutIndex
 from titan_rl.diagnostics.web.html.tokens import Tokens
+from titan_rl.records.evaluations.reading import is_evaluation, is_name
 from titan_rl.records.metrics import MetricsReader
+from titan_rl.records.run_directory.path_checks import check_place
 from titan_rl.records.run_directory.rundir import RunDir, existing_run_dir
 from titan_rl.records.steps.rollouts import read_rollout
 from titan_rl.records.steps.trained import read_trained
@@ -63,9 +66,48 @@ class Watched:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
 
-def watched(root: Path) -> Watched:
-    """Watched runs of these directories. Errors: ConfigError where no run is, and those of ``existing_run_dir``."""
+class WatchedEvaluations:
+    """Read-only evaluations on the page, without a run."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        """``names``: of the folders in this one."""
+        self.name = names[0] if len(names) == 1 else folder.name or str(folder)
+        self.evaluations = Evaluations(folder, names)
+
+
+def watched(roots: Iterable[Path]) -> list[Watched | WatchedEvaluations]:
+    """Runs and evaluations of these folders; evaluations beside each other in one folder are one.
+
+    Errors: ConfigError for what is neither, and those of ``existing_run_dir``.
+    """
+    shown: list[Watched | WatchedEvaluations] = []
+    evaluations: dict[Path, list[str]] = {}
+    for root in roots:
+        if (folder := _evaluation(root)) is None:
+            shown.append(_run(root))
+        else:
+            evaluations.setdefault(folder.parent, []).append(folder.name)
+    return shown + [WatchedEvaluations(*each) for each in evaluations.items()]
+
+
+def _evaluation(root: Path) -> Path | None:
+    """Its folder, without links; None for what is something else. Errors: ConfigError."""
+    check_place(root, write=False, what="run directory or an evaluation")
+    folder = root.resolve()
+    if RunDir(folder).config.is_file() and not (folder / "evaluation.json").is_file():
+        return None
+    if not is_evaluation(folder):
+        return None
+    if not is_name(folder.name):
+        raise ConfigError(f"{str(folder)[:200]!r} has a name that cannot be shown: rename it")
+    return folder
+
+
+def _run(root: Path) -> Watched:
     run_dir = existing_run_dir(root)
     if not run_dir.config.is_file():
-        raise ConfigError(f"{root} is no run: give a run directory, such as runs/quickstart-<date>-<time>")
+        raise ConfigError(
+            f"{root} is neither a run nor an evaluation: give a run directory, such as runs/quickstart-<date>-<time>, "
+            f"or a folder that titan-rl eval wrote, such as evaluations/<model>-<date>-<time>"
+        )
     return Watched(run_dir)

@@ -11,9 +11,8 @@ from nicegui.events import GenericEventArguments
 
 from titan_rl.config.io.printable import printable
 from titan_rl.diagnostics.web.data.answer_selection import AnswerSelection, answer_selection_of
-from titan_rl.diagnostics.web.data.evaluations import AnswersPage, Overview
+from titan_rl.diagnostics.web.data.evaluations import AnswersPage, Evaluations, Overview
 from titan_rl.diagnostics.web.data.selection import text_of, whole_number
-from titan_rl.diagnostics.web.data.watched_run import Watched
 from titan_rl.diagnostics.web.views import estimates as html
 from titan_rl.diagnostics.web.views.answer import open_answer, open_question
 from titan_rl.records.evaluations.reading import EvaluationError
@@ -44,9 +43,9 @@ _VERDICT_LOOK = "row => ({{right: 'good', wrong: 'bad'}})[row.{name}] || 'soft'"
 class EvaluationsView:
     """Evaluations on one browser page, at first the newest. What is shown stays when another comes."""
 
-    def __init__(self, run: Watched, query: Mapping[str, str], moved: Callable[[dict[str, str]], None]) -> None:
+    def __init__(self, source: Evaluations, query: Mapping[str, str], moved: Callable[[dict[str, str]], None]) -> None:
         """``query``: parameters of the address. ``moved``: is told them when they are others."""
-        self.source, self.selection, self._moved = run.evaluations, answer_selection_of(query), moved
+        self.source, self.selection, self._moved = source, answer_selection_of(query), moved
         self._chosen = {name: text_of(query, name) for name in ("evaluation", "suite", "beside")}
         self._opened = {name: text_of(query, name) for name in ("answer", "question") if name in query}
         self._first_page, self._newest = whole_number(query, "page") or 1, 0

@@ -8,18 +8,18 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any
 
-from titan_rl.environments.rewards.mathematics.grammar import (
+from titan_rl.environments.rewards.mathematics.forms import (
     Form,
     Listing,
     Named,
-    Reading,
     Region,
     Relation,
     Value,
+    as_set,
     has_variable,
-    read,
     set_latex,
 )
+from titan_rl.environments.rewards.mathematics.grammar import Reading, read
 from titan_rl.environments.rewards.mathematics.notation import Unreadable
 
 _MAX_ITEMS = 64
@@ -135,16 +135,24 @@ def _is_same(expected: Form, answer: Form) -> bool:
     if isinstance(expected, Named) or isinstance(answer, Named):
         if (isinstance(answer, Relation) or isinstance(expected, Relation)) and _as_relation(expected, answer):
             return True
-        return _is_same(_unnamed(expected), _unnamed(answer))
+        return not _is_of_another(expected, answer) and _is_same(_unnamed(expected), _unnamed(answer))
     if isinstance(expected, Listing) and isinstance(answer, Listing) and not _is_flat(expected, answer):
-        return _is_same_listing(expected, answer)
+        return _is_same_listing(expected, answer) or _is_same_set(expected, answer)
     if isinstance(expected, Value) and isinstance(answer, Value) and len(expected.latex) == len(answer.latex) == 1:
         return _is_same_value(expected, answer)
     if isinstance(expected, Relation) and isinstance(answer, Relation):
         return _is_same_relation(expected, answer)
+    if isinstance(expected, Value) and isinstance(answer, Relation):
+        return _is_worked_out(expected, answer)
     if _is_flat(expected, answer):
         return _is_same_collection(_flat(expected), _flat(answer))
     return _is_same_region(expected, answer)
+
+
+def _is_of_another(expected: Form, answer: Form) -> bool:
+    """Whether a set's member and an inequality are of two variables."""
+    names = {form.name for form in (expected, answer) if isinstance(form, Named)}
+    return len(names | {found[0] for form in (expected, answer) if (found := as_set(form)) and found[0]}) > 1
 
 
 def _unnamed(form: Form) -> Form:
@@ -153,9 +161,19 @@ def _unnamed(form: Form) -> Form:
 
 def _is_same_relation(expected: Relation, answer: Relation) -> bool:
     """One that has to be solved, which may be the question, is not what it is solved by."""
-    if len(expected.operators) != len(answer.operators) or (expected.is_solved and not answer.is_solved):
-        return False
-    return _same_latex(expected.latex, answer.latex)
+    if expected.variable is not None:
+        sets = as_set(expected), as_set(answer)
+        if None not in sets:
+            return _is_same_set(expected, answer)
+        if answer.variable is None:
+            return False
+    return len(expected.operators) == len(answer.operators) and _same_latex(expected.latex, answer.latex)
+
+
+def _is_worked_out(expected: Value, answer: Relation) -> bool:
+    """Whether it is several ways to put one value: ``3^2 + 4^2 = 25``."""
+    is_equation = set(answer.operators) == {"="} and len(set(answer.parts)) == len(answer.parts)
+    return is_equation and len(expected.latex) == 1 and all(_is_same_value(expected, part) for part in answer.values)
 
 
 def _as_relation(expected: Form, answer: Form) -> bool:
@@ -223,9 +241,27 @@ def _is_same_listing(expected: Listing, answer: Listing) -> bool:
 
 
 def _is_same_region(expected: Form, answer: Form) -> bool:
-    """Sets that are written otherwise; an inequality may be expected where a set is given."""
+    """Sets that are written otherwise."""
+    if _is_same_set(expected, answer):
+        return True
     if not isinstance(expected, (Region, Relation)) and not isinstance(answer, Region):
         return False
+    return _is_same_set_latex(expected, answer)
+
+
+def _is_same_set(expected: Form, answer: Form) -> bool:
+    """Whether inequalities that are solved, of one variable, are the same set as others or as intervals."""
+    sets = as_set(expected), as_set(answer)
+    if sets == (None, None) or len({found[0] for found in sets if found and found[0]}) > 1:
+        return False
+    first, second = (found[1] if found else form for found, form in zip(sets, (expected, answer), strict=True))
+    if isinstance(first, Listing) and isinstance(second, Listing):
+        return first.brackets == second.brackets and _is_same_listing(first, second)
+    # one interval is not what several with "or" are together: those are several answers
+    return isinstance(first, Region) and isinstance(second, Region) and _is_same_set_latex(first, second)
+
+
+def _is_same_set_latex(expected: Form, answer: Form) -> bool:
     try:
         expected_latex = expected.latex if isinstance(expected, Relation) else set_latex(expected)
         answer_latex = set_latex(answer)
@@ -246,11 +282,15 @@ def _is_finite(latex: str) -> bool:
 
 
 def _is_same_value(expected: Value, answer: Value) -> bool:
-    if expected.is_percent != answer.is_percent or (answer.base and answer.base != expected.base):
+    if answer.base and answer.base != expected.base:
         return False
     if expected.unit and answer.unit and expected.unit != answer.unit:
         return False
-    return _same_latex(expected.latex[0], answer.latex[0])
+    if expected.is_percent == answer.is_percent:
+        return _same_latex(expected.latex[0], answer.latex[0])
+    return _same_latex(
+        *(rf"\frac{{{each.latex[0]}}}{{100}}" if each.is_percent else each.latex[0] for each in (expected, answer))
+    )
 
 
 def _same_latex(expected: str, answer: str) -> bool:

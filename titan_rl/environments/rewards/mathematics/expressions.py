@@ -3,11 +3,14 @@ r"""Grammar of an expression, by recursive descent, and its LaTeX in one spellin
     sum      = ["+" | "-" | "\pm"] term (("+" | "-" | "\pm" | "\mp") term)*
     term     = factor (("\cdot" | "*" | "/" | "\div" | nothing) factor)*
     factor   = base ["^" exponent] ["!"]
-    base     = number | letter | "(" sum ")" | "[" sum "]" | "{" sum "}" | "|" sum "|" | \frac | \sqrt | \binom | floor
-             | function argument
+    base     = number | letter | "(" fraction ")" | "[" fraction "]" | "{" fraction "}" | "|" sum "|" | \frac | \sqrt
+             | \binom | floor | function argument
+    fraction = sum [("\over" | "\choose") sum]
 
 A number is no factor on the right without a sign: ``4 5``, ``(4)5`` and ``4{5}`` are two numbers.
 """
+
+import re
 
 from titan_rl.environments.rewards.mathematics.notation import END, FUNCTIONS, GREEK, Token, Unreadable
 
@@ -16,6 +19,7 @@ _SUMS = ("+", "-", r"\pm", r"\mp")
 _TIMES = ("*", r"\cdot")
 _OVER = ("/", r"\div")
 _CLOSED = {"(": ")", "[": "]", "{": "}"}
+_BETWEEN = {r"\over": r"\frac", r"\choose": r"\binom"}
 _FLOORS = {r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 _CONSTANTS = (r"\pi", r"\infty")
 _LETTERS = frozenset(f"\\{name}" for name in GREEK)
@@ -59,6 +63,14 @@ class Expressions:
     def _is_sign(self, *texts: str) -> bool:
         return self.peek().text in texts
 
+    def fraction(self) -> str:
+        r"""A sum, or two with TeX's ``\over`` or ``\choose`` between them."""
+        upper = self.sum()
+        if not self._is_sign(*_BETWEEN):
+            return upper
+        name = _BETWEEN[self.take().text]
+        return f"{name}{{{upper}}}{{{self.sum()}}}"
+
     def sum(self) -> str:
         self.nest()
         self.depth += 1
@@ -98,8 +110,9 @@ class Expressions:
         """A product without a sign; a whole number and a fraction of two are a mixed number."""
         token, is_mixed = self.peek(), start.kind == "number" and start.text == latex and latex.isdecimal()
         factor = self._factor()
-        if is_mixed and token.text == r"\frac" and _is_plain_fraction(factor):
-            return f"( {latex} + {factor} )"
+        fraction = factor if token.text == r"\frac" else factor.removeprefix("( ").removesuffix(" )")
+        if is_mixed and token.text in (r"\frac", "{") and _is_plain_fraction(fraction):
+            return f"( {latex} + {fraction} )"
         is_call = start.kind == "word" and token.text == "(" and latex == start.text
         return f"{latex} {factor}" if is_call else f"{latex} \\cdot {factor}"
 
@@ -184,7 +197,7 @@ class Expressions:
 
     def _group(self, closing: str) -> str:
         bars, self.bars = self.bars, 0
-        inside = self.sum()
+        inside = self.fraction()
         self.bars = bars
         if self.peek().kind != "sign":
             raise Unreadable("brackets that do not match")
@@ -305,5 +318,4 @@ _COMMANDS = frozenset({r"\frac", r"\binom", r"\sqrt", *_CONSTANTS, *_FLOORS, *_F
 
 
 def _is_plain_fraction(latex: str) -> bool:
-    upper, _, lower = latex.removeprefix("\\frac{").removesuffix("}").partition("}{")
-    return upper.isdecimal() and lower.isdecimal()
+    return re.fullmatch(r"\\frac\{[0-9]+\}\{[0-9]+\}", latex) is not None

@@ -3,7 +3,8 @@ r"""Grammar of an answer: what it says, and in which form. Whoever says two thin
     answer    = element (("," | ";" | and | or) element)* ["."]
     element   = [name ("=" | "\in")] chain
     chain     = sets | ratio | quantity (relation quantity)*
-    sets      = set (("\cup" | "\cap" | "\setminus") set)*          set = brackets around elements, reals, empty set
+    sets      = set (("\cup" | "\cap" | "\setminus") set)*          set = brackets around elements, reals, empty set,
+                                                                      "\{" name (":" | "\mid") inequalities "\}"
     ratio     = quantity (":" quantity)+
     quantity  = [currency] sum ["%"] [unit]                         sum = expressions.py
 
@@ -11,10 +12,23 @@ Values are LaTeX in one spelling, for math-verify; brackets, names, units, perce
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 from titan_rl.environments.rewards.mathematics.expressions import Expressions
+from titan_rl.environments.rewards.mathematics.forms import (
+    Form,
+    Listing,
+    Named,
+    Region,
+    Relation,
+    Value,
+    as_set,
+    has_variable,
+    is_variable,
+    set_latex,
+)
 from titan_rl.environments.rewards.mathematics.notation import GREEK, Token, Unreadable, tokens_of
 from titan_rl.environments.rewards.mathematics.units import DEGREE, SIGNS, Unit, Words, read_unit
 
@@ -28,66 +42,8 @@ _BRACKETS = {r"\{": "{", r"\}": "}", r"\langle": "<", r"\rangle": ">"}
 _ENDS = (")", "]", "}", "&", r"\}", r"\rangle", "\\\\", r"\end")
 _NAMED_SETS = {r"\reals": r"\mathbb{R}", r"\emptyset": r"\emptyset"}
 _MATRICES = ("pmatrix", "bmatrix", "matrix", "smallmatrix", "array")
-_COMMAND = re.compile(r"\\\\[A-Za-z]+")
 _MAX_SIGNS = 3
-
-
-@dataclass(frozen=True)
-class Value:
-    """Expression, or the alternatives of a plus-minus."""
-
-    latex: tuple[str, ...]
-    """As many as it has values."""
-    unit: Unit | None = None
-    is_percent: bool = False
-    base: str = ""
-    """Of the number system, where it is said."""
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Several elements, in their order; ``brackets``: both of them, none, "matrix", "row" or ":"."""
-
-    brackets: str
-    items: tuple["Form", ...]
-
-
-@dataclass(frozen=True)
-class Relation:
-    parts: tuple[str, ...]
-    operators: tuple[str, ...]
-    """One less than parts."""
-
-    @property
-    def latex(self) -> str:
-        rest = zip(self.operators, self.parts[1:], strict=True)
-        return " ".join([self.parts[0], *(f"{operator} {part}" for operator, part in rest)])
-
-    @property
-    def is_solved(self) -> bool:
-        """Whether one part is a variable and the others are numbers."""
-        variables = [part for part in self.parts if is_variable(part)]
-        return len(variables) == 1 and sum(map(has_variable, self.parts)) == 1
-
-
-@dataclass(frozen=True)
-class Named:
-    """Value or set with a name."""
-
-    name: str
-    is_member: bool
-    """Whether it is an element of what follows, and not equal to it."""
-    body: "Form"
-
-
-@dataclass(frozen=True)
-class Region:
-    """Set written with an operator or by a name."""
-
-    latex: str
-
-
-Form = Value | Listing | Relation | Named | Region
+_SIGNS = re.compile(r"(\\pm|\\mp)(?![A-Za-z])")
 
 
 @dataclass(frozen=True)
@@ -133,21 +89,24 @@ class _Answer(Expressions):
         return is_last_point or token.text in (*_ENDS, *_SEPARATORS, *_RELATIONS, ":")
 
     def answer(self) -> Form:
-        items = self._elements()
+        items, conjunction = self._elements()
         if self.peek().text == "." and self.at == len(self.tokens) - 1:
             self.at += 1
         if self.at < len(self.tokens):
             raise Unreadable(self.peek().text)
-        return items[0] if len(items) == 1 else Listing("", items)
+        return _together(items, conjunction)
 
-    def _elements(self) -> tuple[Form, ...]:
-        items = [self._element()]
-        while self.peek().text in _SEPARATORS:
+    def _elements(self) -> tuple[tuple[Form, ...], str]:
+        """Elements, and the word that is between them if it is one."""
+        items, words = [self._element()], set()
+        while (separator := self.peek().text) in _SEPARATORS:
             self.at += 1
-            if self.tokens[self.at - 1].text == "," and self.peek().text in _CONJUNCTIONS:
-                self.at += 1
+            if separator == "," and self.peek().text in _CONJUNCTIONS:
+                separator = self.take().text
+            words.add(separator)
             items.append(self._element())
-        return tuple(items)
+        words -= {","}
+        return tuple(items), words.pop() if len(words) == 1 else ""
 
     def _element(self) -> Form:
         depth, self.depth = self.depth, 0
@@ -164,7 +123,7 @@ class _Answer(Expressions):
 
     def _name(self) -> tuple[str, bool] | None:
         place = self.at
-        while place < len(self.tokens) and self.tokens[place].text not in ("=", _IN, ";", *_CONJUNCTIONS):
+        while place < len(self.tokens) and self.tokens[place].text not in ("=", _IN, ";", r"\{", *_CONJUNCTIONS):
             place += 1
         if place >= len(self.tokens) or self.tokens[place].text not in ("=", _IN):
             return None
@@ -233,7 +192,9 @@ class _Answer(Expressions):
         self.at += 1
         self.nest()
         try:
-            items = self._elements()
+            if opening == r"\{" and (numbers := self._described()) is not None:
+                return numbers
+            items, _ = self._elements()
         except Unreadable:
             if opening == r"\{":
                 raise
@@ -250,6 +211,19 @@ class _Answer(Expressions):
         if brackets in ("(]", "[)") and len(items) != 2:
             raise Unreadable("an interval has two ends")
         return Listing(brackets, items)
+
+    def _described(self) -> Form | None:
+        r"""Set of the numbers for which inequalities hold, behind its brace: ``\{x \mid x > 3\}``."""
+        name, texts = self.peek(), self._texts(1)
+        length = 2 if texts[:2] == [_IN, r"\reals"] else 0
+        if name.kind != "word" or texts[length : length + 1] not in ([":"], ["|"], [r"\mid"]):
+            return None
+        self.at += length + 2
+        found = as_set(_together(*self._elements()))
+        if found is None or found[0] != name.text:
+            raise Unreadable("no inequality of this name")
+        self.expect(r"\}")
+        return found[1]
 
     def _matrix(self) -> Form:
         self.at += 1
@@ -291,7 +265,7 @@ class _Answer(Expressions):
         if self.peek().text in SIGNS:
             unit = ((SIGNS[self.take().text], 1),)
         self.has_degrees = False
-        latex = sign + self.sum()
+        latex = sign + self.fraction()
         is_percent = self._percent()
         if (unit_and_end := self._unit(self.at)) is not None:
             more, self.at = unit_and_end
@@ -312,18 +286,22 @@ class _Answer(Expressions):
         return False
 
     def _based(self) -> Value | None:
+        r"""``101_2``, ``101_{2}``, ``(101)_2`` or ``101_{(2)}``."""
         texts = self._texts(0)
-        if self.peek().kind != "number" or texts[1:2] != ["_"] or not texts[0].isdecimal():
+        is_bracketed = texts[:1] == ["("] and texts[2:] == [")", "_"]
+        digits = texts[is_bracketed] if len(texts) > 1 else ""
+        if not digits.isdecimal() or not (is_bracketed or texts[1] == "_"):
             return None
-        self.at += 2
-        is_braced = self.peek().text == "{"
-        self.at += is_braced
+        self.at += 4 if is_bracketed else 2
+        closing = []
+        while self.peek().text in ("{", "(") and len(closing) < 2:
+            closing.insert(0, _CLOSING[self.take().text][0])
         base = self.take()
-        if is_braced:
-            self.expect("}")
+        for text in closing:
+            self.expect(text)
         if base.kind not in ("number", "word") or not self._is_end(self.at):
             raise Unreadable("an index of a number")
-        return Value((texts[0],), base=_BASES.get(base.text, base.text))
+        return Value((digits,), base=_BASES.get(base.text, base.text))
 
 
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"} | {
@@ -367,53 +345,34 @@ def _spelled(tokens: list[Token]) -> str:
 def _relation(parts: list[Value], operators: list[str]) -> Form:
     if any(part.base or len(part.latex) > 1 for part in parts):
         raise Unreadable("a plus-minus in a relation")
-    latex = tuple(part.latex[0] for part in parts)
-    if operators == ["="] and is_variable(latex[1]) and not has_variable(latex[0]):
-        return Named(latex[1], False, parts[0])
-    return Relation(latex, tuple(operators))
+    relation = Relation(tuple(parts), tuple(operators))
+    first, second = relation.parts[:2]
+    if operators == ["="] and is_variable(second) and not has_variable(first):
+        return Named(second, False, parts[0])
+    return relation
 
 
-def is_variable(latex: str) -> bool:
-    return re.fullmatch(r"[A-Za-z](?:_\{\w+\})?", latex) is not None
-
-
-def has_variable(latex: str) -> bool:
-    """Whether a letter is in it, besides those of commands and the constants e and i."""
-    return re.search(r"[A-DF-HJ-Za-df-hj-z]", _COMMAND.sub("", latex)) is not None
+def _together(items: tuple[Form, ...], conjunction: str) -> Form:
+    return items[0] if len(items) == 1 else Listing("", items, conjunction)
 
 
 def _alternatives(latex: str) -> tuple[str, ...]:
     r"""One for each choice of signs. With a ``\mp`` all are chosen together."""
-    parts = latex.split(" ")
-    places = [place for place, part in enumerate(parts) if part in (r"\pm", r"\mp")]
-    if not places:
-        return (latex,)
-    if len(places) > _MAX_SIGNS:
+    parts = _SIGNS.split(latex)
+    num_signs = len(parts) // 2
+    if num_signs > _MAX_SIGNS:
         raise Unreadable("too many signs")
-    together = any(parts[place] == r"\mp" for place in places)
-    choices = [("+",) * len(places), ("-",) * len(places)] if together else list(product("+-", repeat=len(places)))
-    return tuple(_with_signs(parts, dict(zip(places, choice, strict=True))) for choice in choices)
+    together = [("+",) * num_signs, ("-",) * num_signs]
+    choices = together if r"\mp" in parts else list(product("+-", repeat=num_signs))
+    return tuple(_with_signs(parts, choice) for choice in choices)
 
 
-def _with_signs(parts: list[str], signs: dict[int, str]) -> str:
+def _with_signs(parts: list[str], signs: Sequence[str]) -> str:
+    r"""``parts``: text and ``\pm`` or ``\mp`` in turn. A plus at a beginning is left out."""
     flipped = {"+": "-", "-": "+"}
-    chosen = [
-        part if place not in signs else (signs[place] if part == r"\pm" else flipped[signs[place]])
-        for place, part in enumerate(parts)
-    ]
-    return " ".join(chosen[1:] if chosen[0] == "+" else chosen)
-
-
-def set_latex(form: Form) -> str:
-    """LaTeX of a set. Errors: Unreadable for what is no set of numbers."""
-    if isinstance(form, Region):
-        return form.latex
-    if not isinstance(form, Listing) or form.brackets not in ("()", "[]", "(]", "[)", "{}"):
-        raise Unreadable("no set")
-    if form.brackets != "{}" and len(form.items) != 2:
-        raise Unreadable("no interval")
-    if any(not isinstance(item, Value) for item in form.items):
-        raise Unreadable("no set of numbers")
-    inside = " , ".join(latex for item in form.items if isinstance(item, Value) for latex in item.latex)
-    opening, closing = (rf"\{form.brackets[0]}", rf"\{form.brackets[1]}") if form.brackets == "{}" else form.brackets
-    return f"{opening} {inside} {closing}"
+    latex = parts[0]
+    for kind, sign, text in zip(parts[1::2], signs, parts[2::2], strict=True):
+        shown = sign if kind == r"\pm" else flipped[sign]
+        is_first = not latex.strip() or latex.strip()[-1] in "{("
+        latex += text.lstrip() if is_first and shown == "+" else shown + text
+    return latex

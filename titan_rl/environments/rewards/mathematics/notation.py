@@ -60,11 +60,15 @@ _UNICODE = {
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{?([0-9]+)\}?")
-_MIXED = re.compile(r"(?<![0-9./])([0-9]+)\s+([0-9]+)\s?/\s?([0-9]+)(?![0-9])")
+_MIXED = re.compile(r"(?<![0-9./])([0-9]+)(?:\s|~|\\[ ,;:])+([0-9]+)\s?/\s?([0-9]+)(?![0-9])")
 _EXPONENT = re.compile(r"(?<![0-9A-Za-z.\\])([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]+)(?![0-9A-Za-z.])")
 _GROUPED = re.compile(
-    r"(?<![0-9.])[1-9][0-9]{0,2}(?:(?P<sign>,\s?\\!\s?|\\,|\{,\}|\\!|,)[0-9]{3})(?:(?P=sign)[0-9]{3})*(?![0-9])"
+    r"(?<![0-9.])[1-9][0-9]{0,2}(?:(?P<sign>,\s?\\!\s?|\\[,;: ]|\{\\?,\}|\\!|~|[, ])[0-9]{3})(?:(?P=sign)[0-9]{3})*"
+    r"(?!\s?[0-9/])"
 )
+_DEGREES = re.compile(r"(?:\^ ?)?(\{ ?)?\\(?:text)?degree(?![A-Za-z])(?(1) ?\})")
+_ROW_END = re.compile(r"(\\\\)\[-?[0-9.]{1,9} ?(?:pt|em|ex|mm|cm)\]")
+r"""A matrix's, with a distance."""
 _OPENING = re.compile(r"\\\{|\\lbrace|\\langle|[(\[]|(\\\}|\\rbrace|\\rangle|[)\]])")
 _LEXEME = re.compile(
     r"""(?P<space>(?:[\ \t\r\n\f\v] | ~ | \$ | \{\} | \\[,;:!\ ()\[\]]
@@ -76,7 +80,8 @@ _LEXEME = re.compile(
     re.VERBOSE,
 )
 _SAME = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "le": "leq", "ge": "geq",
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "sfrac": "frac", "nicefrac": "frac",
+    "dbinom": "binom", "tbinom": "binom", "le": "leq", "ge": "geq", "R": "reals", "cr": "\\",
     "leqslant": "leq", "geqslant": "geq", "ne": "neq", "lt": "<", "gt": ">", "varnothing": "emptyset", "degree": "circ",
     "lbrace": "{", "rbrace": "}", "colon": ":", "times": "cdot", "ast": "cdot", "land": "and", "lor": "or",
     "lvert": "|", "rvert": "|", "vert": "|", "lbrack": "[", "rbrack": "]", "euro": "euro", "tg": "tan",
@@ -99,6 +104,8 @@ _WRAPPERS = _names(
     "text mathrm mbox textbf mathbf textit mathit textrm mathsf textsf texttt operatorname bm boldsymbol "
     "textnormal hbox emph"
 )
+_FONTS = _names("mathrm mathbf mathit mathsf bm boldsymbol")
+"""Wrappers that may be without braces."""
 
 
 def tokens_of(text: str, *, is_grouped: bool = True) -> list[Token]:
@@ -108,6 +115,8 @@ def tokens_of(text: str, *, is_grouped: bool = True) -> list[Token]:
     """
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = "".join(_UNICODE.get(sign, sign) for sign in text)
+    text = _DEGREES.sub(r"^\\circ ", text).replace("<=", r"\leq ").replace(">=", r"\geq ")
+    text = _ROW_END.sub(r"\1 ", text)
     text = _without_groups(text, is_grouped)
     text = _REPEATING.sub(_fraction, text)
     text = _MIXED.sub(_mixed, text)
@@ -152,7 +161,9 @@ def _lex(text: str, *, is_text: bool) -> list[Token]:
             is_spaced = True
             continue
         name = lexeme[0][1:] if lexeme.lastgroup == "command" else ""
-        if name in _WRAPPERS or name == "mathbb":
+        if name in _FONTS and not text[place:].lstrip(" ").startswith("{"):
+            is_spaced = True
+        elif name in _WRAPPERS or name in ("mathbb", "Bbb"):
             inside, place = _in_braces(text, place)
             tokens += _wrapped(name, inside)
         else:
@@ -162,9 +173,11 @@ def _lex(text: str, *, is_text: bool) -> list[Token]:
 
 
 def _in_braces(text: str, place: int) -> tuple[str, int]:
-    """What is in the braces that begin there, and where they end."""
+    """What is in the braces that begin there, and where they end; the R of the reals may be without."""
     while text[place : place + 1] == " ":
         place += 1
+    if re.match("R(?![A-Za-z])", text[place : place + 2]):
+        return "R", place + 1
     if text[place : place + 1] != "{":
         raise Unreadable("a command without its braces")
     if (end := closing_brace(text, place + 1)) is None:

@@ -13,7 +13,9 @@ _NAMES = {
     "s": "sec second", "min": "minute", "h": "hr hour", "day": "", "week": "", "month": "", "year": "yr",
     "deg": "degree", "rad": "radian", "dollar": "USD", "cent": "", "euro": "EUR", "pound_sterling": "", "yen": "",
     "unit": "", "th": "st nd rd", "Hz": "", "N": "", "J": "", "W": "", "V": "", "A": "", "Pa": "", "mol": "",
-    "acre": "", "gallon": "gal", "quart": "", "pint": "", "cup": "", "ton": "tonne", 
+    "acre": "", "gallon": "gal", "quart": "", "pint": "", "cup": "", "ton": "tonne", "way": "", "point": "",
+    "digit": "", "integer": "", "student": "", "person": "people", "page": "", "edge": "", "face": "", "side": "",
+    "vertex": "vertices", "solution": "",
 }  # fmt: skip
 _CANONICAL = {word: name for name, more in _NAMES.items() for word in (name, *more.split())}
 _COMPOUND = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmh": ("km", "h")}
