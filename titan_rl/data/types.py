@@ -6,7 +6,7 @@ Dimensions: T tokens of one rollout or one packed row, S trained tokens of a row
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, Literal, NotRequired, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -14,56 +14,6 @@ from titan_rl.data.fast_pickle import FastPickle
 from titan_rl.data.spans import Span
 from titan_rl.data.storage.decoding import Decoding, PenalizedSample, Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
-
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of an assistant's reasoning in a message, of which it has one."""
-
-
-class CalledFunction(TypedDict):
-    """Function of a message's tool call."""
-
-    name: str
-    arguments: dict[str, Any] | str
-    """By the parameters' names; text is JSON of it."""
-
-
-class MessageCall(TypedDict):
-    """Tool call of a message."""
-
-    type: NotRequired[str]
-    id: NotRequired[str]
-    function: CalledFunction
-
-
-class Message(TypedDict):
-    """Message of a conversation, in OpenAI's form, as chat templates take it (text/message_forms.py)."""
-
-    role: str
-    content: NotRequired[str | None]
-    """Text; null or left out beside tool calls alone."""
-    reasoning_content: NotRequired[str]
-    thinking: NotRequired[str]
-    reasoning: NotRequired[str]
-    tool_calls: NotRequired[list[MessageCall]]
-    tool_call_id: NotRequired[str]
-    """Of a tool's result: the call that it is of."""
-    name: NotRequired[str]
-
-
-def message(role: str, content: str) -> Message:
-    """Message of text alone."""
-    return {"role": role, "content": content}
-
-
-def reasoning_of(message: Message) -> dict[str, str]:
-    """Reasoning of a message by its name; empty if it has none."""
-    return {name: str(value) for name, value in message.items() if name in REASONING}
-
-
-def content_of(message: Message) -> str:
-    """Text of a message; empty if it has none."""
-    return message.get("content") or ""
-
 
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
 """Of each trained token, float32: the outcome of its sample, and its weight in a mean over all samples of a batch."""
@@ -232,6 +182,8 @@ class Rollout:
     """As its completions'."""
     routed_experts: np.ndarray | None = None
     """[T, layers, experts] that each token went through when it was sampled; None: not recorded."""
+    reprompt: np.ndarray | None = None
+    """int32: its prompt as a self-teacher reads it, with another sample's right answer; None: there is none."""
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -308,7 +260,8 @@ class Sample:
     starts: tuple[int, ...] = ()
     """Of its answers, where there are penalties: each follows from what the answer has so far."""
     routed_experts: np.ndarray | None = None
-    """As the rollout's."""
+    """As the rollout's, and so the next."""
+    reprompt: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -352,6 +305,8 @@ class Row:
     """Of each owner, what the penalties of its tokens follow from; None: there are none. Empty: nowhere."""
     routed_experts: np.ndarray | None = None
     """[T, layers, experts] that the policy takes for each token of the row; None: its own choice."""
+    reprompts: list[np.ndarray | None] = field(default_factory=list)
+    """Of each owner, its prompt as a self-teacher reads it; None: there is none. Empty: nowhere."""
     role_columns: dict[str, np.ndarray] = field(default_factory=dict)
     """Float32 [S] or [S, K] each: what model roles say of each trained token, by the names of
     algorithms.base.LossInputs; int64 [S, K], which words it is that a teacher spoke of; and from the beginning
@@ -474,6 +429,8 @@ class Sampling:
     decoding: Decoding = Decoding()
     routed_experts: bool = False
     """Whether the experts that tokens went through are recorded."""
+    reprompt: str = ""
+    """Template of what a self-teacher reads (algorithms/policy_gradient/sdpo.py); empty: there is none."""
 
 
 @dataclass(frozen=True)

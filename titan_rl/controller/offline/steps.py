@@ -71,11 +71,10 @@ class DataSteps:
     def sft_rows(self) -> list[list[list[Row]]]:
         """Of the supervised steps before the first: on chosen, or desirable, answers, in an order of their own."""
         settings, algorithm = self.config.sft, SFT()
-        good = [_demonstration(example) for example in self.dataset.train if example.samples[0].advantage >= 0]
-        source, size = Dataset(good, []), settings.examples_per_step
-        seed = self.config.run.seed
-        drawn = [source.draw(step * size, size, seed, stream="sft") for step in range(settings.steps)]
-        return [data_batch(examples, algorithm, self.config, self.layout).rows for examples in drawn]
+        source, size, seed = self.dataset.good(), settings.examples_per_step, self.config.run.seed
+        drawn = (source.draw(step * size, size, seed, stream="sft") for step in range(settings.steps))
+        steps = (list(map(_demonstration, examples)) for examples in drawn)
+        return [data_batch(examples, algorithm, self.config, self.layout).rows for examples in steps]
 
     # held-out data
 
@@ -87,7 +86,9 @@ class DataSteps:
 
     async def _accuracy(self, trainer: Trainer, means: dict[str, float]) -> Proportion | None:
         """Of labelled answers, of those to the same question."""
-        pairs = as_pairs(self.dataset.held_out, self.layout.row_tokens) if self._is_labelled else self.dataset.held_out
+        pairs: Sequence[Example] = self.dataset.held_out
+        if self._is_labelled:
+            pairs = as_pairs(self.dataset.held_out, self.layout.row_tokens)
         if self._is_labelled and pairs:
             batch = self._pack(pairs)
             means = _means(await trainer.evaluate(batch, _JUDGE), {"": len(pairs)})
@@ -110,7 +111,7 @@ class DataSteps:
     def _pack(self, examples: Sequence[Example]) -> Batch:
         return data_batch(examples, self.algorithm, self.config, self.layout)
 
-    async def _with_zero(self, trainer: Trainer, examples: list[Example]) -> list[Example]:
+    async def _with_zero(self, trainer: Trainer, examples: Sequence[Example]) -> Sequence[Example]:
         """Labelled examples with what KTO measures by other rows: its z, of the weights as they are."""
         if not self._is_labelled:
             return examples

@@ -42,7 +42,7 @@ def measure_data(checked: Checked) -> DataLengths:
         check_room(checked, prompts := _prompts(checked))
         lengths = [length for _, length in prompts]
     else:
-        lengths = [example.num_tokens for example in dataset.train]
+        lengths = dataset.train.num_tokens_R.tolist()
     longest, mean = max(lengths), sum(lengths) / len(lengths)
     line = f"{what}: {mean:.0f} tokens on average, {longest} at most, of {len(lengths)} looked at"
     return DataLengths("; ".join([line, *row_notices(checked.task, dataset)]), mean, longest)

@@ -151,7 +151,7 @@ def with_dataset(checked: Checked) -> Checked:
     use = TextUse(stops_of(config), samples=False, learns=True)
     with checking():
         dataset = load_dataset(config, checked.algorithm, checked.task, tokenizer_of(config), use, **limits)
-    largest = max(int(s.tokens.max()) for e in (*dataset.train, *dataset.held_out) for s in e.samples)
+    largest = max(int(examples.largest_R.max()) for examples in (dataset.train, dataset.held_out))
     if largest >= hf.vocab_size:
         _check_ids(checked, largest)
     return replace(checked, dataset=dataset)
@@ -448,7 +448,7 @@ CHECKS = (
         applies=_samples,
         of_updates=True,
     ),
-    Check("roles", lambda c: check_roles(c.config, c.algorithm, c.family), of_updates=True),
+    Check("roles", lambda c: check_roles(c.config, c.algorithm, c.family, c.task), of_updates=True),
     Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family), of_updates=True),
     Check("judges", lambda c: check_judges(c.scored_tasks, c.config.verifier.score_timeout)),
     Check("transport", lambda c: check_transport(c.config)),

@@ -1,6 +1,6 @@
 """What a run without a generator learns from, checked before any process starts: ``[data]``, and what goes with it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from transformers import PreTrainedTokenizerBase
@@ -10,8 +10,8 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import MADE, MIXTURE, ChatTemplateConfig, Config
 from titan_rl.config.sections.suites import have_chats
-from titan_rl.data.rows.datasets import Dataset, FileRows, check_format, make_dataset, read_files
-from titan_rl.data.rows.examples import label_of
+from titan_rl.data.rows.datasets import Dataset, FileRows, check_format, make_dataset, read_files, store_rows
+from titan_rl.data.rows.examples import Example
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.data.text.tokenizer import load_tokenizer
@@ -54,7 +54,7 @@ def label_notice(algorithm: Algorithm, dataset: Dataset | None) -> list[str]:
     """Line about labelled rows of one kind alone; none otherwise."""
     if dataset is None or algorithm.trains_on != "labels":
         return []
-    kinds = {"desirable" if label_of(example) > 0 else "undesirable" for example in dataset.train}
+    kinds = {"desirable" if is_good else "undesirable" for is_good in (dataset.train.labels_R > 0).tolist()}
     return [f"all rows to train on are {kind}: nothing says what is not" for kind in kinds] if len(kinds) == 1 else []
 
 
@@ -129,23 +129,28 @@ def load_dataset(
     if data.file == MADE:
         check_format(data, kind)
         made = synthetic_rows(task, kind, seed=config.run.seed, count=data.made_rows, num_held_out=config.eval.prompts)
-        rows = FileRows(*made)
+        rows = FileRows(store_rows(made[0]), store_rows(made[1]))
     else:
         rows = read_files(data, kind, config.run.plugin_path)
     limits = dict(row_tokens=row_tokens, sample_tokens=sample_tokens, max_held_out=len(rows.held_out))
     if data.file != MADE:
         limits["max_held_out"] = config.eval.prompts
-    is_chat = data.chat or any(not isinstance(answer, str) for row in rows.train for answer in row.answers)
-    _check_chat(config, is_chat, [answer for row in (*rows.train, *rows.held_out) for answer in row.answers])
+    is_chat = data.chat or rows.train.have_messages
+    _check_chat(config, is_chat, (answer for row in rows.train + rows.held_out for answer in row.answers))
     check_model_text(config.model.path, tokenizer, use, {"chat" if is_chat else "compact"})
     map_rows = partial(parallel_map, what="tokenizing rows")
     dataset = make_dataset(rows, data, tokenizer, **limits, map_rows=map_rows)
-    if kind == "labels" and len({example.text for example in dataset.train}) == 1:
+    if kind == "labels" and _ask_the_same(dataset.train):
         raise ConfigError(
             f"data.file = {data.file!r}: all rows to train on ask the same, and algorithm.name = "
             f"{config.algorithm.name!r} needs answers to other questions: add such rows"
         )
     return dataset
+
+
+def _ask_the_same(examples: Sequence[Example]) -> bool:
+    text = examples[0].text
+    return all(example.text == text for example in examples)
 
 
 def _check_chat(config: Config, is_chat: bool, answers: Iterable[Written]) -> None:

@@ -247,7 +247,14 @@ class _RowBuilder:
             mask=joined(masks, counts),
             penalized=list(penalized) if any(penalized) else [],
             routed_experts=joined_experts(self.routed_experts, list(map(len, self.tokens))),
+            reprompts=_reprompts(samples),
         )
+
+
+def _reprompts(samples: Sequence[Sample]) -> list[np.ndarray | None]:
+    """Of each sample; empty where none has one."""
+    reprompts = [sample.reprompt for sample in samples]
+    return reprompts if any(each is not None for each in reprompts) else []
 
 
 def _outcomes(samples: Sequence[Sample], shares: Sequence[Share], counts: list[int]) -> dict[str, np.ndarray]:

@@ -1,11 +1,14 @@
 """The data of a run without a generator: read, checked, tokenized and split before anything starts. Pure.
 
 A row that does not fit is an error that names it, or, by ``data.too_long = "skip"``, left out and listed; none is cut.
+Rows lie in temporary files, parsed and then tokenized, and never all in memory (stored_rows.py).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+
+import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import DataConfig
@@ -15,7 +18,15 @@ from titan_rl.data.rows.file_sources import Source, check_unweighted, list_names
 from titan_rl.data.rows.public_shapes import as_example
 from titan_rl.data.rows.row_files import RawRow
 from titan_rl.data.rows.row_shapes import FORMATS, Kind, ParsedRow, read_row
-from titan_rl.data.rows.splits import RowOrder, row_order, split_by_file, split_by_share
+from titan_rl.data.rows.splits import RowOrder, row_order, sides_by_file, sides_by_share
+from titan_rl.data.rows.stored_rows import (
+    Examples,
+    PackedExample,
+    ParsedRows,
+    RowWriter,
+    encode_parsed,
+    pack_example,
+)
 from titan_rl.data.text.tokenizer import Tokenizer
 
 _SECTION = "data"
@@ -35,8 +46,8 @@ class TooLong:
 class Dataset:
     """Training and held-out examples of a run."""
 
-    train: list[Example]
-    held_out: list[Example]
+    train: Examples
+    held_out: Examples
     too_long: tuple[TooLong, ...] = ()
     """Rows of either kind that were left out."""
     sources: tuple[Source, ...] = ()
@@ -46,20 +57,25 @@ class Dataset:
 
     @cached_property
     def _order(self) -> RowOrder:
-        return order_of(self.train, self.sources)
+        return order_of(self.train.sources_R, self.sources)
 
     def draw(self, first: int, count: int, seed: int, stream: str = _SECTION) -> list[Example]:
         """Examples number ``first`` to ``first + count`` of the run: every row of a source once an epoch, in a new
         order each. ``stream``: the name of the order."""
         return [self.train[place] for place in self._order.places(first, count, stream, seed)]
 
+    def good(self) -> "Dataset":
+        """Training rows whose first answer is chosen or desirable, of all sources alike."""
+        good = self.train.select(np.flatnonzero(self.train.labels_R >= 0))
+        return Dataset(good, self.held_out.select(np.arange(0)))
+
 
 @dataclass(frozen=True)
 class FileRows:
     """Rows to train on, and held-out ones, before they are tokenized."""
 
-    train: list[ParsedRow]
-    held_out: list[ParsedRow]
+    train: ParsedRows
+    held_out: ParsedRows
     sources: tuple[Source, ...] = ()
     num_overlapping: int = 0
     """Of the training rows, as in a Dataset."""
@@ -75,16 +91,20 @@ def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> File
         setting = f"{_SECTION}.held_out_file"
         check_unweighted(setting, settings.held_out_file)
         held_out = read_rows(locate_sources(setting, settings.held_out_file, folders), settings, kind)
-        split = split_by_file(rows, held_out, _SECTION)
-    else:
-        split = split_by_share(rows, settings.held_out_share, _SECTION)
-    return FileRows(split.train, split.held_out, tuple(sources), split.num_overlapping)
+        sides = sides_by_file(rows.questions, held_out.questions, _SECTION)
+        train = rows.select(sides.train)
+        return FileRows(train, held_out, tuple(sources), len(rows) - len(train))
+    sides = sides_by_share(rows.questions, settings.held_out_share, rows[0].place, _SECTION)
+    return FileRows(rows.select(sides.train), rows.select(sides.held_out), tuple(sources))
 
 
-def order_of(rows: Sequence[ParsedRow] | Sequence[Example], sources: Sequence[Source]) -> RowOrder:
-    """Order of training rows. Errors: ConfigError for a weighted source without one."""
+def order_of(sources_R: np.ndarray, sources: Sequence[Source]) -> RowOrder:
+    """Order of training rows.
+
+    ``sources_R``: the number of each row's source. Errors: ConfigError for a weighted source without a row.
+    """
     weights, names = [source.weight for source in sources], [source.name for source in sources]
-    return row_order([row.source for row in rows], weights or [None], names, _SECTION)
+    return row_order(sources_R, weights or [None], names, _SECTION)
 
 
 def check_format(settings: DataConfig, kind: Kind) -> None:
@@ -97,15 +117,24 @@ def check_format(settings: DataConfig, kind: Kind) -> None:
         raise ConfigError(f"data.format = {settings.format!r}: the algorithm trains on {kind}, so give auto or {valid}")
 
 
-def read_rows(sources: Sequence[Source], settings: DataConfig, kind: Kind) -> list[ParsedRow]:
+def read_rows(sources: Sequence[Source], settings: DataConfig, kind: Kind) -> ParsedRows:
     """Rows of all sources, parsed. Errors: ConfigError that names the row."""
     try:
-        parsed = [replace(_parsed(row, settings, kind), source=number) for number, row in read_sources(sources)]
+        parsed = (replace(_parsed(row, settings, kind), source=number) for number, row in read_sources(sources))
+        rows = store_rows(parsed)
     except OSError as error:
         raise ConfigError(f"cannot read {list_names(sources)}: {error}") from None
-    if not parsed:
+    if not rows:
         raise ConfigError(f"{', '.join(str(path) for source in sources for path in source.paths)} holds no rows")
-    return parsed
+    return rows
+
+
+def store_rows(parsed: Iterable[ParsedRow]) -> ParsedRows:
+    """Parsed rows, out of memory. Errors: ConfigError."""
+    writer = RowWriter(ParsedRows)
+    for row in parsed:
+        writer.add(*encode_parsed(row))
+    return writer.rows()
 
 
 def _parsed(row: RawRow, settings: DataConfig, kind: Kind) -> ParsedRow:
@@ -125,7 +154,7 @@ def make_dataset(
     row_tokens: int,
     sample_tokens: int,
     max_held_out: int,
-    map_rows: Callable[[Callable[[ParsedRow], Example], Sequence[ParsedRow]], Iterable[Example]] = map,
+    map_rows: Callable[[Callable[[ParsedRow], PackedExample], Sequence[ParsedRow]], Iterable[PackedExample]] = map,
 ) -> Dataset:
     """Dataset of tokenized rows.
 
@@ -134,33 +163,40 @@ def make_dataset(
     such rows are skipped; or if none is left.
     """
     held_out = rows.held_out[:max_held_out]
-    count_train, count_held_out = len(rows.train), len(held_out)
-    make = partial(make_example, tokenizer=tokenizer, as_chat=settings.chat)
-    examples = list(map_rows(make, [*rows.train, *held_out]))
-    fitting = [_fits(example, settings, row_tokens, sample_tokens) for example in examples]
-    kept = [
-        [example for example, fits in zip(examples[part], fitting[part], strict=True) if fits]
-        for part in (slice(0, count_train), slice(count_train, None))
-    ]
-    for what, examples_kept, count in (("", kept[0], count_train), ("held-out ", kept[1], count_held_out)):
+    make = partial(_packed, tokenizer=tokenizer, as_chat=settings.chat)
+    writer, too_long, error = RowWriter(Examples), [], None
+    for number, packed in enumerate(map_rows(make, rows.train + held_out)):
+        try:
+            fits = _fits(packed, settings, row_tokens, sample_tokens)
+        except ConfigError as refused:
+            error = error or refused  # raised below, behind those of rows that cannot be tokenized
+            continue
+        if fits:
+            writer.add(packed.record, packed.facts)
+        else:
+            too_long.append(TooLong(packed.place, packed.num_tokens, is_held_out=number >= len(rows.train)))
+    if error is not None:
+        raise error
+    examples, count = writer.rows(), len(rows.train) - sum(not each.is_held_out for each in too_long)
+    kept = examples[:count], examples[count:]
+    for what, examples_kept, given in (("", kept[0], rows.train), ("held-out ", kept[1], held_out)):
         if not examples_kept:
-            raise ConfigError(f"all {count} {what}rows are longer than training.seq_len = {row_tokens}: raise it")
-    too_long = [
-        TooLong(example.place, example.num_tokens, is_held_out=number >= count_train)
-        for number, (example, fits) in enumerate(zip(examples, fitting, strict=True))
-        if not fits
-    ]
-    order_of(kept[0], rows.sources)
+            raise ConfigError(f"all {len(given)} {what}rows are longer than training.seq_len = {row_tokens}: raise it")
+    order_of(kept[0].sources_R, rows.sources)
     return Dataset(*kept, too_long=tuple(too_long), sources=rows.sources, num_overlapping=rows.num_overlapping)
 
 
-def _fits(example: Example, settings: DataConfig, row_tokens: int, sample_tokens: int) -> bool:
-    longest = max(len(sample.tokens) for sample in example.samples)
+def _packed(row: ParsedRow, tokenizer: Tokenizer, *, as_chat: bool) -> PackedExample:
+    return pack_example(make_example(row, tokenizer, as_chat=as_chat))
+
+
+def _fits(example: PackedExample, settings: DataConfig, row_tokens: int, sample_tokens: int) -> bool:
+    longest = example.longest
     if example.num_tokens <= row_tokens and longest <= sample_tokens:
         return True
     if settings.too_long == "skip":
         return False
-    both = " (both answers of a pair stand in one)" if len(example.samples) > 1 else ""
+    both = " (both answers of a pair stand in one)" if example.num_samples > 1 else ""
     if longest > sample_tokens and longest <= row_tokens:
         raise ConfigError(
             f"{example.place}: {longest} tokens are more than the model's {sample_tokens} positions: leave the row "

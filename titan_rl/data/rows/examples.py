@@ -4,7 +4,7 @@ A sample of an example is one answer to what the row asks: one of a demonstratio
 chosen one first, which never part (packing.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -17,9 +17,10 @@ from titan_rl.data.rows.row_shapes import ParsedRow, Written
 from titan_rl.data.text.chat_template import Tools
 from titan_rl.data.text.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
 from titan_rl.data.text.message_forms import texts_of
+from titan_rl.data.text.messages import message
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer, has_unknown_words
-from titan_rl.data.types import Provenance, Sample, is_model, message
+from titan_rl.data.types import Provenance, Sample, is_model
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _check_known(tokenizer: Tokenizer, row: ParsedRow, samples: list[Sample]) ->
     )
 
 
-def mismatched(examples: list[Example], others: list[Example], row_tokens: int) -> list[Example]:
+def mismatched(examples: Sequence[Example], others: Sequence[Example], row_tokens: int) -> list[Example]:
     """Examples of each question with the answer to another question: the nearest before it, going round, or else the
     first of ``others``. What KTO measures its zero on (arXiv 2402.01306, section 4.2). Of samples whose answer comes
     last; a question for which no answer fits into ``row_tokens`` is left out."""
@@ -146,7 +147,7 @@ def label_of(example: Example) -> float:
     return label
 
 
-def as_pairs(examples: list[Example], row_tokens: int) -> list[Example]:
+def as_pairs(examples: Sequence[Example], row_tokens: int) -> list[Example]:
     """Preference pairs of labelled examples: the first desirable and the first undesirable answer to each question with
     both."""
     by_question: dict[str, dict[bool, Example]] = {}

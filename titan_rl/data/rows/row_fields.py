@@ -11,7 +11,7 @@ from decimal import Context, Decimal
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.types import Message, content_of, reasoning_of
+from titan_rl.data.text.messages import Message, content_of, reasoning_of
 
 _LARGEST_WHOLE, _LEAST = 2**53, Decimal("1e-15")
 """Up to the first, doubles hold every whole number."""

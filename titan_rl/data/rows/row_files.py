@@ -28,6 +28,8 @@ _JSON_LINES, _PARQUET = (".jsonl", ".json", ".ndjson"), (".parquet",)
 SUFFIXES = (*_JSON_LINES, *_PARQUET)
 _LINE_BYTES = 16 << 20
 """Of a row: millions of tokens."""
+_ROWS_AT_ONCE = 1024
+"""Of a table, which become objects."""
 RawRow = tuple[str, dict[str, Any]]
 """Place and columns."""
 ReadFile = Callable[[Path, str], Iterator[RawRow]]
@@ -103,7 +105,7 @@ def _read_parquet(path: Path, name: str) -> Iterator[RawRow]:
         raise
     except (pa.ArrowException, ValueError) as error:
         raise ConfigError(f"{path} is not Parquet: {' '.join(str(error).split())}") from None
-    yield from _plain_rows(name, _rows(path, table))
+    yield from _plain_rows(name, _rows_in_turn(path, table))
 
 
 def _read_directory(path: Path, name: str) -> Iterator[RawRow]:
@@ -125,7 +127,7 @@ def _read_directory(path: Path, name: str) -> Iterator[RawRow]:
             raise
         except (pa.ArrowException, ValueError) as error:
             raise ConfigError(f"{file} is not an Arrow stream: {' '.join(str(error).split())}") from None
-    yield from _plain_rows(name, (row for table in tables for row in _rows(path, table)))
+    yield from _plain_rows(name, (row for table in tables for row in _rows_in_turn(path, table)))
 
 
 def _as_table(file: Path, batches: Any) -> Any:
@@ -139,6 +141,12 @@ def _as_table(file: Path, batches: Any) -> Any:
         size = check_batch(file, batch, size)
         parts.append(batch)
     return pa.Table.from_batches(parts, batches.schema)
+
+
+def _rows_in_turn(path: Path, table: Any) -> Iterator[dict[str, Any]]:
+    _check_names(path, table.column_names)
+    for start in range(0, len(table), _ROWS_AT_ONCE):
+        yield from _rows(path, table.slice(start, _ROWS_AT_ONCE))
 
 
 def _rows(path: Path, table: Any) -> list[dict[str, Any]]:

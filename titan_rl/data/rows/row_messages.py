@@ -13,7 +13,7 @@ from typing import Any
 from titan_rl.config.io.bounded_files import KeyTwice, each_once, parse_json
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import check_finite, encodable, shown, text
-from titan_rl.data.types import REASONING, Message, MessageCall, message
+from titan_rl.data.text.messages import REASONING, Message, MessageCall, message
 
 TOOLS, TEMPLATE_OPTIONS = "tools", "chat_template_kwargs"
 _ROLES = ("system", "user", "assistant", "tool")

@@ -18,7 +18,7 @@ from titan_rl.data.rows.column_names import SAME, SHARED
 from titan_rl.data.rows.row_fields import joined, names, said, shown, text
 from titan_rl.data.rows.row_messages import Schema, messages, template_options, tools
 from titan_rl.data.rows.splits import key
-from titan_rl.data.types import Message
+from titan_rl.data.text.messages import Message
 
 Kind = Literal["demonstrations", "pairs", "labels"]
 Format = Literal["auto", "messages", "prompt_completion", "text", "pairs", "labels"]

@@ -12,12 +12,16 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 from math import gcd, lcm
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.seeds import named_seed
+
+_POSITION_BYTES, _OWN_BYTES = 6, 16
+QUESTION_BYTES = _POSITION_BYTES + _OWN_BYTES
+"""Of the digest of what a row asks."""
 
 
 class Asking(Protocol):
@@ -37,9 +41,17 @@ T = TypeVar("T", bound=Asking)
 class Split(Generic[T]):
     train: list[T]
     held_out: list[T]
-    held_out_keys: frozenset[str]
+    held_out_questions: frozenset[bytes]
     num_overlapping: int = 0
     """Rows that are on neither side, since a held-out one asks the same."""
+
+
+class Sides(NamedTuple):
+    """Places of the rows on each side."""
+
+    train: np.ndarray
+    held_out: np.ndarray
+    held_out_questions: frozenset[bytes]
 
 
 def key(text: str) -> str:
@@ -47,9 +59,15 @@ def key(text: str) -> str:
     return " ".join(text.split())
 
 
-def _position(key: str) -> float:
-    """Of a text between 0 and 1, by its hash."""
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest(), "big") / 2**48
+def question_of(text: str) -> bytes:
+    """Digest of a prompt: alike for prompts of equal keys, and ordered as they are held out."""
+    data = key(text).encode("utf-8", "surrogatepass")
+    return b"".join(hashlib.blake2b(data, digest_size=size).digest() for size in (_POSITION_BYTES, _OWN_BYTES))
+
+
+def _position(question: bytes) -> float:
+    """Of a question between 0 and 1, by its hash."""
+    return int.from_bytes(question[:_POSITION_BYTES], "big") / 2 ** (8 * _POSITION_BYTES)
 
 
 def split_by_share(rows: Sequence[T], share: float, section: str) -> Split[T]:
@@ -58,28 +76,50 @@ def split_by_share(rows: Sequence[T], share: float, section: str) -> Split[T]:
     A row stays on its side when others are added. ``section``: where the settings are, for messages. Errors:
     ConfigError if all rows have the same text.
     """
-    keys = sorted({key(row.text) for row in rows}, key=_position)
-    if len(keys) < 2:
-        raise ConfigError(
-            f"the data file holds one question only, {rows[0].place}: none is left for training once it is held out; "
-            f"add others, or set {section}.held_out_file"
-        )
-    count = sum(_position(each) < share for each in keys)
-    return _split(rows, rows, frozenset(keys[: min(max(count, 1), len(keys) - 1)]))
+    sides = sides_by_share(_questions(rows), share, rows[0].place, section)
+    return Split(_at(rows, sides.train), _at(rows, sides.held_out), sides.held_out_questions)
 
 
 def split_by_file(rows: Sequence[T], held_out: Sequence[T], section: str) -> Split[T]:
     """Rows with the text of a held-out one are left out. Errors: ConfigError if no row is left."""
-    split = _split(rows, held_out, frozenset(key(row.text) for row in held_out))
-    if not split.train:
+    sides = sides_by_file(_questions(rows), _questions(held_out), section)
+    train = _at(rows, sides.train)
+    return Split(train, _at(held_out, sides.held_out), sides.held_out_questions, len(rows) - len(train))
+
+
+def _questions(rows: Sequence[Asking]) -> list[bytes]:
+    return [question_of(row.text) for row in rows]
+
+
+def _at(rows: Sequence[T], places: np.ndarray) -> list[T]:
+    return [rows[place] for place in places]
+
+
+def sides_by_share(questions: Sequence[bytes], share: float, first: str, section: str) -> Sides:
+    """Sides of rows by their questions, as ``split_by_share`` has it. ``first``: place of the first row."""
+    distinct = sorted(set(questions))
+    if len(distinct) < 2:
+        raise ConfigError(
+            f"the data file holds one question only, {first}: none is left for training once it is held out; "
+            f"add others, or set {section}.held_out_file"
+        )
+    count = sum(_position(each) < share for each in distinct)
+    held_out = frozenset(distinct[: min(max(count, 1), len(distinct) - 1)])
+    is_held_out = _are_in(questions, held_out)
+    return Sides(np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out), held_out)
+
+
+def sides_by_file(questions: Sequence[bytes], held_out: Sequence[bytes], section: str) -> Sides:
+    """Sides of rows and of those of a held-out file, as ``split_by_file`` has it."""
+    asked = frozenset(held_out)
+    train = np.flatnonzero(~_are_in(questions, asked))
+    if not len(train):
         raise ConfigError(f"every row of {section}.file is in {section}.held_out_file too: nothing to train on")
-    return split
+    return Sides(train, np.arange(len(held_out)), asked)
 
 
-def _split(rows: Sequence[T], candidates: Sequence[T], keys: frozenset[str]) -> Split[T]:
-    train = [row for row in rows if key(row.text) not in keys]
-    held_out = [row for row in candidates if key(row.text) in keys]
-    return Split(train, held_out, keys, 0 if rows is candidates else len(rows) - len(train))
+def _are_in(questions: Sequence[bytes], some: frozenset[bytes]) -> np.ndarray:
+    return np.fromiter((question in some for question in questions), bool, len(questions))
 
 
 @lru_cache(maxsize=8)
@@ -139,7 +179,9 @@ def _round_order(draws: tuple[int, ...], stream: str, seed: int, number: int) ->
     return np.random.RandomState(named_seed("sources", stream, seed, number) % 2**32).permutation(sources)
 
 
-def row_order(sources: Sequence[int], weights: Sequence[float | None], names: Sequence[str], section: str) -> RowOrder:
+def row_order(
+    sources: Sequence[int] | np.ndarray, weights: Sequence[float | None], names: Sequence[str], section: str
+) -> RowOrder:
     """Order of rows by their sources.
 
     ``sources``: the number of each row's source. ``weights``, ``names``: of the sources. Errors: ConfigError for a

@@ -12,9 +12,9 @@ from typing import Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.message_forms import fitted, is_text, marked_call, marks_of
+from titan_rl.data.text.messages import Message, content_of, message
 from titan_rl.data.text.rendering import rendered
 from titan_rl.data.text.tokenizer import Tokenizer
-from titan_rl.data.types import Message, content_of, message
 
 ASKED, ANSWER, REPLY = "asked-mark", "answer-mark", "reply-mark"
 Tools = Sequence[dict[str, Any]]

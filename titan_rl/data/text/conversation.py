@@ -28,6 +28,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import Tools, render_with_tools
 from titan_rl.data.text.control_tokens import check_plain, end_of_answer, plain, with_end
 from titan_rl.data.text.message_forms import texts_in, texts_of
+from titan_rl.data.text.messages import Message, content_of, reasoning_of
 from titan_rl.data.text.rendering import without_options
 from titan_rl.data.text.tokenizer import (
     Tokenizer,
@@ -38,7 +39,7 @@ from titan_rl.data.text.tokenizer import (
     has_unknown_words,
 )
 from titan_rl.data.text.turns import check_roles
-from titan_rl.data.types import Message, Provenance, content_of, reasoning_of
+from titan_rl.data.types import Provenance
 
 Tokens = tuple[np.ndarray, np.ndarray]
 """int32 [T], and the provenance of each, int8 [T]."""

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from titan_rl.config.io.bounded_files import KeyTwice, each_once, parse_json
 from titan_rl.config.load import ConfigError
+from titan_rl.data.text.messages import REASONING, Message, MessageCall, message
 from titan_rl.data.text.rendering import rendered
 from titan_rl.data.text.tokenizer import Tokenizer
-from titan_rl.data.types import REASONING, Message, MessageCall, message
 
 _CALL, _KEY, _VALUE, _THOUGHT, _ID = "callmark", "keymark", "valuemark", "thoughtmark", "id1234567"
 _SCHEMA = {"name": "other", "description": "", "parameters": {"type": "object", "properties": {}}}

@@ -14,9 +14,9 @@ from typing import Any
 from jinja2 import Environment, TemplateError, meta
 
 from titan_rl.config.load import ConfigError, nearest
+from titan_rl.data.text.messages import Message
 from titan_rl.data.text.template_limits import check_source, limited
 from titan_rl.data.text.tokenizer import SHORTEST, Tokenizer, encode, set_text, text_settings
-from titan_rl.data.types import Message
 
 _FAULTS = (
     TemplateError,

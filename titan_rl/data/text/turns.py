@@ -36,8 +36,9 @@ from titan_rl.data.text.control_tokens import (
     written_answer,
 )
 from titan_rl.data.text.message_forms import changed_texts, is_text, with_texts
+from titan_rl.data.text.messages import Message, content_of
 from titan_rl.data.text.tokenizer import Tokenizer, encode_behind, encode_from_start, tokens_and_owner
-from titan_rl.data.types import Message, Provenance, content_of
+from titan_rl.data.types import Provenance
 
 NO_TEMPLATE = (
     "task.style = 'chat' needs a chat template, and the model's tokenizer has none: take an instruction-tuned "

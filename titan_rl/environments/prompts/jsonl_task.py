@@ -22,8 +22,9 @@ from titan_rl.data.rows.public_shapes import SOURCES, source_of, usual_reward
 from titan_rl.data.rows.row_fields import names, shown
 from titan_rl.data.rows.row_files import ReadFile, read_raw_rows
 from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
-from titan_rl.data.rows.splits import RowOrder, Split, key, places_of, row_order, split_by_file, split_by_share
-from titan_rl.data.types import Message, Prompt, message
+from titan_rl.data.rows.splits import RowOrder, Split, places_of, question_of, row_order, split_by_file, split_by_share
+from titan_rl.data.text.messages import Message, message
+from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import RewardParts, Size, Task
 from titan_rl.environments.interfaces.tool import Schema
 from titan_rl.environments.prompts.row_files import DataRow, Parse, parser_of, read_rows, without_answer
@@ -120,7 +121,7 @@ class ListedTask(Task):
         return place
 
     def is_held_out(self, prompt: Prompt) -> bool:
-        return key(prompt.text) in self._split.held_out_keys
+        return question_of(prompt.text) in self._split.held_out_questions
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":

@@ -18,7 +18,7 @@ from titan_rl.data.rows.public_shapes import as_question, source_of
 from titan_rl.data.rows.row_fields import check_finite, encodable, joined, names, shown, text, written
 from titan_rl.data.rows.row_files import ReadFile, read_raw_rows
 from titan_rl.data.rows.row_messages import Schema, messages, template_options, tools
-from titan_rl.data.types import Message
+from titan_rl.data.text.messages import Message
 
 _SECTION = "task.options"
 

@@ -15,7 +15,8 @@ from pydantic import Field
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Count, Seconds, Style
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.types import Message, Prompt, message
+from titan_rl.data.text.messages import Message, message
+from titan_rl.data.types import Prompt
 from titan_rl.environments.conversation.session_limit import Sessions
 from titan_rl.environments.interfaces.environment import OVER, OneAnswer, Reply
 from titan_rl.environments.interfaces.task import Task
