@@ -19,6 +19,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.checks import check_model
 from titan_rl.controller.preflight.role_checks import check_roles
 from titan_rl.data.batches.packing import dummy_row
+from titan_rl.environments.registry import make_task
 from titan_rl.kernels.packed_attention import PackedPlan, packed_attention
 from titan_rl.models import device
 from titan_rl.models.builtin.tiny import make_tiny
@@ -235,6 +236,7 @@ def test_a_role_is_refused_by_its_own_model(hopper, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     overrides = {"algorithm": {"name": "distillation"}, "teacher": {"path": str(tmp_path)}} | BF16
     algorithm = make_algorithm(load_config(None, overrides).algorithm, ())
-    check_roles(load_config(None, overrides), algorithm, None)
+    task = make_task(load_config(None, overrides).task, [])
+    check_roles(load_config(None, overrides), algorithm, None, task)
     with pytest.raises(ConfigError, match="compile.enable = true needs flash attention.*sinks"):
-        check_roles(load_config(None, overrides | {"compile": {"enable": True}}), algorithm, None)
+        check_roles(load_config(None, overrides | {"compile": {"enable": True}}), algorithm, None, task)

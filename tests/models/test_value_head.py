@@ -22,6 +22,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.role_checks import check_roles
 from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.types import Row, Segment
+from titan_rl.environments.registry import make_task
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.layers.attention import plan_attention
@@ -241,7 +242,12 @@ def test_a_critic_that_transformers_could_not_load_is_refused(tmp_path, name, ro
     config = load_config(None, {"algorithm": {"name": name}, "model": {"path": str(tmp_path)}})
     said = f"^{role}.path = .*'glm4_moe' has no class for sequence classification .*another family$"
     with nullcontext() if case == "glm4" else pytest.raises(ConfigError, match=said):
-        check_roles(config, make_algorithm(config.algorithm, [], on_data=name == "reward_model"), None)
+        check_roles(
+            config,
+            make_algorithm(config.algorithm, [], on_data=name == "reward_model"),
+            None,
+            make_task(config.task, []),
+        )
 
 
 @pytest.mark.parametrize("role", ["model", "reference", "teacher"])

@@ -52,6 +52,8 @@ class LossInputs:
     advantages are refined."""
     teacher_word_logprob_SK: torch.Tensor | None = None
     """Of the same words, under the teacher."""
+    teacher_mask_S: torch.Tensor | None = None
+    """1 where the self-teacher was given another sample's right answer, else 0."""
     process_reward_S: torch.Tensor | None = None
     """The implicit reward of each token, before this step's first update of the policy."""
     group_sums_NM: torch.Tensor | None = None
@@ -82,6 +84,8 @@ class Needs:
     """Model beside the policy, trained on outcomes, that rewards each token; requires the reference."""
     reward_model: bool = False
     teacher: bool = False
+    self_teacher: bool = False
+    """The policy itself, before the step's first update, with another sample's right answer in its prompt."""
     teacher_words: int = 0
     """Number of the teacher's most likely words at each token, with the model's own log-probabilities of them."""
     proximal: bool = False
@@ -129,6 +133,8 @@ class Algorithm(ABC):
     asks_of_whole_rollouts: bool = True
     """Whether the loss needs a sample's tokens together, such as their ratio; unused for token sums. Where a
     rollout's branches lie in several rows, that costs an update one more forward pass."""
+    reprompt_template: str = ""
+    """What a self-teacher reads, with ``{prompt}`` and ``{solution}`` (environments/rollout/reprompts.py)."""
     normalizes_batch: bool = False
     """Whether refined advantages are normalized to mean 0 and deviation 1, over all trained tokens of a step."""
     is_still_without_advantage: bool = True

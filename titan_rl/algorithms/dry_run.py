@@ -23,6 +23,7 @@ _ROLE_COLUMNS = {
     "proximal": "proximal_logprob_S",
     "critic": "value_S",
     "teacher": "teacher_logprob_S",
+    "self_teacher": "teacher_logprob_S",
     "implicit_reward": "process_reward_S",
 }
 """Column of each need."""
@@ -31,6 +32,7 @@ _TAKEN = {f.name for f in fields(StepMetrics)} | {"step", "count", "reward", "ac
 _TAKEN |= {"groups_with_signal", "nonfinite_batches_in_a_row", "sampled_per_trained"}
 _TAKEN |= {"overlong_punishment", "task_reward"}
 _TAKEN |= {"passed_over", "reward_min", "reward_max", "grade", "grade_min", "grade_max", "effective_answers"}
+_TAKEN |= {"routing_changed", "routed_experts_mib", "reprompted"}
 _TAKEN |= {"turns", "reply_tokens", "max_turns", "prompt_tokens_cached", "score_retries"}
 _TAKEN_BEGINNINGS = ("seconds_", "tokens_per_second_", "held_out_", "checkpoint_", "slowest_", "staleness_", "critic_")
 _TAKEN_BEGINNINGS += ("filtered_", "alarm_", "implicit_reward_", "tool_calls", "weight_bytes_")
@@ -95,6 +97,7 @@ def _row(algorithm: Algorithm) -> LossInputs:
         offsets_N=torch.tensor([0, 1, 2, 3, _NUM_TOKENS]),
         **{name: logprob_S + 0.1 * torch.cos(place_S + number) for number, name in enumerate(names)},
         **({"word_logprob_SK": word_SK, "teacher_word_logprob_SK": 1.1 * word_SK} if words else {}),
+        **({"teacher_mask_S": (place_S % 3 < 2).float()} if algorithm.needs.self_teacher else {}),
     )
 
 
@@ -102,6 +105,7 @@ def _dummy_row(algorithm: Algorithm) -> LossInputs:
     """What fills up ranks and stages: one token of weight 0."""
     columns, words = dict.fromkeys(_column_names(algorithm), torch.zeros(1)), algorithm.needs.teacher_words
     columns |= dict.fromkeys(_WORD_COLUMNS, torch.zeros(1, words)) if words else {}
+    columns |= {"teacher_mask_S": torch.zeros(1)} if algorithm.needs.self_teacher else {}
     return LossInputs(*(torch.zeros(1),) * 5, offsets_N=torch.tensor([0, 1]), **columns)
 
 

@@ -17,7 +17,6 @@ from titan_rl.algorithms.offline.reference_free import ORPO, SimPO
 from titan_rl.algorithms.offline.reward_model import RewardModel
 from titan_rl.algorithms.offline.sft import SFT
 from titan_rl.algorithms.policy_gradient.base import PolicyGradientSettings
-from titan_rl.algorithms.policy_gradient.distillation import Distillation
 from titan_rl.algorithms.policy_gradient.gdpo import GDPO
 from titan_rl.algorithms.policy_gradient.gigpo import GiGPO
 from titan_rl.algorithms.policy_gradient.grpo import GRPO, DrGRPO
@@ -31,6 +30,8 @@ from titan_rl.algorithms.policy_gradient.ratios.gspo import GSPO
 from titan_rl.algorithms.policy_gradient.ratios.sapo import SAPO
 from titan_rl.algorithms.policy_gradient.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.policy_gradient.rloo import RLOO
+from titan_rl.algorithms.policy_gradient.teachers.distillation import Distillation
+from titan_rl.algorithms.policy_gradient.teachers.sdpo import SDPO
 from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
@@ -56,6 +57,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "reward_model": RewardModel,
     "rloo": RLOO,
     "sapo": SAPO,
+    "sdpo": SDPO,
     "sft": SFT,
     "simpo": SimPO,
     "turn_grpo": TurnGRPO,
@@ -84,7 +86,7 @@ def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: 
     check_signature(f"{prefix}: group_terms", algorithm.group_terms, ("inputs",))
     check_signature(f"{prefix}: refine", algorithm.refine, ("inputs",))
     check_signature(f"{prefix}: loss", algorithm.loss, ("inputs",))
-    _check_needs(prefix, algorithm.needs)
+    _check_needs(prefix, algorithm)
     return algorithm
 
 
@@ -171,12 +173,17 @@ def _check_updates(settings: Any, updates_per_batch: int) -> None:
             raise ConfigError(f"algorithm.{error}") from None
 
 
-def _check_needs(prefix: str, needs: Any) -> None:
+def _check_needs(prefix: str, algorithm: Algorithm) -> None:
     """Errors: ConfigError for what this release does not serve."""
+    needs: Any = algorithm.needs
     if not isinstance(needs, Needs):
         raise ConfigError(f"{prefix}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
-    if needs.teacher_words and not needs.teacher:
+    if needs.teacher_words and not (needs.teacher or needs.self_teacher):
         raise ConfigError(f"{prefix}: its needs name teacher_words and no teacher: set teacher = True, too")
+    if needs.teacher and needs.self_teacher:
+        raise ConfigError(f"{prefix}: its needs name a teacher and a self_teacher: leave one out")
+    if needs.self_teacher and not algorithm.reprompt_template:
+        raise ConfigError(f"{prefix}: its needs name a self_teacher: set reprompt_template, too")
     if needs.implicit_reward and not needs.reference:
         raise ConfigError(f"{prefix}: its needs name implicit_reward and no reference: set reference = True, too")
     if needs.implicit_reward and needs.critic:

@@ -356,6 +356,7 @@ class Session:
         queue = RolloutQueue(
             *(config, self.stream, self.ledger, meshes.dispatcher, admission, meshes.weights),
             max_tokens=meshes.max_tokens,
+            reprompt_template=self.checked.algorithm.reprompt_template,
             on_score_failed=reporter.score_failed,
             on_score_retried=reporter.score_retried,
         )

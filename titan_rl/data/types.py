@@ -430,7 +430,7 @@ class Sampling:
     routed_experts: bool = False
     """Whether the experts that tokens went through are recorded."""
     reprompt: str = ""
-    """Template of what a self-teacher reads (algorithms/policy_gradient/sdpo.py); empty: there is none."""
+    """Template of what a self-teacher reads (algorithms/policy_gradient/teachers/sdpo.py); empty: there is none."""
 
 
 @dataclass(frozen=True)

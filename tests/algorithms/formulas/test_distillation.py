@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from titan_rl.algorithms.base import LossInputs
-from titan_rl.algorithms.policy_gradient.distillation import Distillation, binned_divergence
+from titan_rl.algorithms.policy_gradient.teachers.distillation import Distillation, binned_divergence
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.checks import check
 from titan_rl.data.storage.sampling_mask import SamplingMask

@@ -1,4 +1,4 @@
-"""Errors in masks, penalties and routed experts, planted into a started mesh: the doctor names the one that is wrong."""
+"""Errors in masks, penalties and routed experts, planted into a started mesh: the doctor names the wrong one alone."""
 
 import re
 import sys

@@ -252,3 +252,23 @@ def test_each_token_keeps_the_experts_of_the_first_pass_over_it():
     assert episode.routed_experts.flatten().tolist() == [10] * 4 + [20] * 5 + [255] + [30] * 7 + [255]
     rollout = episode.finish(PROMPT, 0, Score("ok", {"right": 1.0}))
     assert rollout.routed_experts is episode.routed_experts
+
+
+def test_each_sample_is_reprompted_with_another_ones_right_answer():
+    """Two are right: the first of them is shown to all others, and the second one to it."""
+
+    async def score(prompt, rollouts):
+        return [Score("ok", {"right": float(answers[0] in ("2", "02"))}) for answers in rollouts], 0.0
+
+    def group(*answers: str, **settings):
+        sampling = Sampling(len(answers), 8, 1.0, settings.pop("max_tokens", 64), reprompt="{prompt}[{solution}]")
+        parts = dict(tokenizer=TOKENIZER, ask=Generator(*answers), score=score, sampling=sampling, seed=1)
+        return asyncio.run(run_group(PROMPT, task=OneTurn(), step_timeout=60, **parts))
+
+    def read(rollout) -> str | None:
+        return None if rollout.reprompt is None else TOKENIZER.decode(rollout.reprompt)
+
+    assert [read(r) for r in group("1", "2", "7", "02").rollouts] == ["4,6=[2]", "4,6=[02]", "4,6=[2]", "4,6=[2]"]
+    assert [read(r) for r in group("1", "2").rollouts] == ["4,6=[2]", None]  # its own is not another one's
+    assert [read(r) for r in group("1", "7").rollouts] == [None, None]
+    assert [read(r) for r in group("777", "2", max_tokens=10).rollouts] == [None, None]  # no room for the answer

@@ -29,6 +29,7 @@ def batch_of(
     masked: bool = False,
     penalties: Penalties | None = None,
     experts: tuple[int, int, int] | None = None,
+    reprompts: bool = False,
     **layout: int,
 ) -> Batch:
     """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages;
@@ -37,6 +38,7 @@ def batch_of(
     second of which begins with the prompt; then each rollout weighs the same. ``masked``: whether tokens were sampled
     from some of the words alone. ``penalties``: of every second sample, and of its branches.
     ``experts``: layers, experts, and those of a token, which tokens went through.
+    ``reprompts``: whether all but the first sample of a group have one.
 
     Some tokens are a tool's, not the model's. ``layout``: ``num_ranks`` and ``row_multiple``.
     """
@@ -61,6 +63,9 @@ def batch_of(
                 groups[-1][-1] = with_penalties(groups[-1][-1], penalties)
             if experts:
                 groups[-1][-1] = with_experts(groups[-1][-1], *experts)
+            if reprompts and sample:
+                reprompt = rng.integers(3, VOCABULARY, 12 + sample % 2).astype(np.int32)
+                groups[-1][-1] = replace(groups[-1][-1], reprompt=reprompt)
             if branches:
                 groups[-1] += [_branch(groups[-1][-1], number, prompt) for number in range(1, 1 + sample % 3)]
     aggregation = "sequence" if branches else "token"

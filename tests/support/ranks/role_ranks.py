@@ -27,13 +27,20 @@ ALGORITHMS = {
     "asks for all": ("reference", {"name": "role_algorithms:AsksForAll"}),
     "distillation": ("teacher", {"name": "distillation"}),
     "top_k": ("teacher", {"name": "distillation", "top_k": 4}),
+    "sdpo": ("", {"name": "sdpo", "distillation_weight": 0.5}),
+    "sdpo by words": ("", {"name": "sdpo", "top_k": 4}),
 }
-"""The role that each needs, and its section of the TOML."""
+"""The role that each needs, if any, and its section of the TOML."""
 
 
 def with_algorithms(layouts: dict[str, Layout]) -> dict[str, Layout]:
     """Each layout with each of the algorithms, whose name then ends that of the layout."""
-    return {f"{name}, {algorithm}": layout for name, layout in layouts.items() for algorithm in ALGORITHMS}
+    return {
+        f"{name}, {algorithm}": layout
+        for name, layout in layouts.items()
+        for algorithm, (role, _) in ALGORITHMS.items()
+        if role or not layout.start_from
+    }
 
 
 def steps_with_roles(layout: Layout, models: Path, out: Path) -> Study:
@@ -50,7 +57,7 @@ def steps_with_roles(layout: Layout, models: Path, out: Path) -> Study:
         {
             "run": {"plugin_path": [str(Path(__file__).parent)]},
             "algorithm": {**algorithm, "updates_per_batch": 2},
-            role: settings,
+            **({role: settings} if role else {}),
             "optimizer": {"lr": 1e-3, "eps": EPS},
             "parallelism": dict(layout.parallelism),
         },
@@ -58,10 +65,10 @@ def steps_with_roles(layout: Layout, models: Path, out: Path) -> Study:
     titan = build_titan(config)
     learner = Learner(config, titan, models / layout.model)
     lone = FrozenRoleWorker(config, titan, role, settings["path"], "") if layout.start_from else None
-    digest = (lone or learner.roles[role].model).digest
+    digest = (lone or learner.roles[role].model).digest if role else str
     before, metrics = digest(), []
     for step in range(NUM_STEPS):
-        batches = [_batch(2 * step + update, titan).rows for update in UPDATES]
+        batches = [_batch(2 * step + update, titan, reprompts=not role).rows for update in UPDATES]
         mine = titan.batch_rank(dist.get_rank())
         found = _found(lone, batches, mine)
         for update in learner.train_step([rows[mine] for rows in batches], [True] * len(batches), found):
@@ -70,8 +77,9 @@ def steps_with_roles(layout: Layout, models: Path, out: Path) -> Study:
     return Study(whole_tensors(learner.shards()), _everyones(metrics), _everyones((before, digest())))
 
 
-def _batch(seed: int, titan):
-    return batch_of(seed, num_ranks=titan.batch_degree, row_tokens=60, row_multiple=titan.row_multiple)
+def _batch(seed: int, titan, *, reprompts: bool):
+    layout = dict(num_ranks=titan.batch_degree, row_tokens=60, row_multiple=titan.row_multiple)
+    return batch_of(seed, reprompts=reprompts, **layout)
 
 
 def _found(lone, batches, group: int) -> list:

@@ -207,6 +207,7 @@ def _samples(
             penalties=rollout.penalties,
             starts=tuple(turn.start for turn in rollout.turns) if rollout.penalties else (),
             routed_experts=rollout.routed_experts,
+            reprompt=rollout.reprompt,
         )
         for rollout, advantage in zip(rollouts, advantages, strict=True)
     ]

@@ -25,9 +25,10 @@ from titan_rl.controller.loop.interface import HeldOut
 from titan_rl.controller.recovery.checkpointing import SaveError
 from titan_rl.controller.session import Session, one_line
 from titan_rl.data.rows.row_messages import messages
+from titan_rl.data.text.messages import Message
 from titan_rl.data.text.tokenizer import read_answer, set_text, settings_of
 from titan_rl.data.text.turns import encode_messages
-from titan_rl.data.types import Batch, Group, Message, Request
+from titan_rl.data.types import Batch, Group, Request
 from titan_rl.environments.rollout.decoding import decoding_of
 from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.records.statistics import Proportion

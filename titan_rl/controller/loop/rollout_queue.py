@@ -80,15 +80,17 @@ class RolloutQueue:
         weights: WeightSync,
         *,
         max_tokens: int,
+        reprompt_template: str = "",
         on_score_failed: OnScoreFailed,
         on_score_retried: OnScoreRetried = lambda *_: None,
     ):
-        """``max_tokens``: of a rollout, prompt included. ``on_score_failed`` hears of samples without a score,
+        """``max_tokens``: of a rollout, prompt included. ``reprompt_template``: of a self-teacher, where the algorithm
+        has one. ``on_score_failed`` hears of samples without a score,
         ``on_score_retried`` of prompts that are sampled again for such."""
         self.config, self.stream, self.ledger, self.dispatcher = config, stream, ledger, dispatcher
         self.admission, self.weights = admission, weights
         self.on_score_failed, self.on_score_retried = on_score_failed, on_score_retried
-        self.max_tokens = max_tokens
+        self.max_tokens, self.reprompt_template = max_tokens, reprompt_template
         self._in_flight: deque[InFlight] = deque()
         self._backlog: deque[Prompt] = deque()
         """Issued before, and to be sampled first."""
@@ -106,7 +108,13 @@ class RolloutQueue:
         rollout = self.config.rollout
         lengths = rollout.max_new_tokens, rollout.temperature, self.max_tokens, rollout.max_turns
         replays = self.config.algorithm.routing == "replay"
-        return Sampling(rollout.group_size, *lengths, decoding=decoding_of(rollout), routed_experts=replays)
+        return Sampling(
+            rollout.group_size,
+            *lengths,
+            decoding=decoding_of(rollout),
+            routed_experts=replays,
+            reprompt=self.reprompt_template,
+        )
 
     def restart(self, backlog: deque[Prompt], version: int) -> None:
         """The run goes on at a version: nothing is in flight, and these prompts come first. Settings may be others."""

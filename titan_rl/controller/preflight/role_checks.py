@@ -6,6 +6,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
+from titan_rl.environments.interfaces.task import Task
+from titan_rl.environments.rollout.decoding import PENALTIES, changed
 from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
@@ -16,7 +18,7 @@ from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_tita
 from titan_rl.trainer.titan_limits import check_length, check_patterns
 
 
-def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
+def check_roles(config: Config, algorithm: Algorithm, family: Family | None, task: Task) -> None:
     """Errors: ConfigError for a role that cannot be built or laid out, or that has other tokens than the policy."""
     if algorithm.head == "value" and family is None:
         _check_classifier("model", config)
@@ -28,9 +30,30 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> 
             raise ConfigError(f"{setting} needs a teacher: give its Hugging Face directory as teacher.path")
         _check_placement(config, role)
         _check_model(config, role, family, num_words(role, algorithm.needs))
+    if algorithm.needs.self_teacher:
+        _check_self_teacher(config, task)
     for role in LEARNED:
         if getattr(algorithm.needs, role):
             _check_learned(config, role, family)
+
+
+def _check_self_teacher(config: Config, task: Task) -> None:
+    """Errors: ConfigError for what a self-teacher, which reads one answer behind another prompt, cannot follow."""
+    setting, rollout = f"algorithm.name = {config.algorithm.name!r}", config.rollout
+    if not task.has_one_answer:
+        raise ConfigError(
+            f"{setting} is for tasks of one answer, and task.name = {config.task.name!r} replies: take grpo"
+        )
+    if keys := changed(rollout, PENALTIES):
+        raise ConfigError(
+            f"rollout.{keys[0]} = {getattr(rollout, keys[0])}: {setting} has the policy read an answer behind another "
+            f"prompt, whose words would be penalized, too: leave it out"
+        )
+    if rollout.thinking_budget:
+        raise ConfigError(
+            f"rollout.thinking_budget = {rollout.thinking_budget}: {setting} reads sampled tokens alone, and a budget "
+            f"forces others between them: leave it out"
+        )
 
 
 def _check_placement(config: Config, role: str) -> None:

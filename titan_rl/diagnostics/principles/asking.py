@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from titan_rl.config.io.printable import whole_characters
 from titan_rl.data.rows.row_messages import Schema
-from titan_rl.data.types import Message, message
+from titan_rl.data.text.messages import Message, message
 from titan_rl.records.preferences.journal import EntryJournal
 
 MOST_TEXT = 200_000

@@ -8,10 +8,11 @@ from titan_rl.controller.preflight.checks import Checked, tokenizer_of
 from titan_rl.controller.wiring import Actors
 from titan_rl.data.callbacks import Log
 from titan_rl.data.seeds import named_seed
+from titan_rl.data.text.messages import content_of
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer, read_answer
 from titan_rl.data.text.turns import encode_messages
-from titan_rl.data.types import Completion, Request, content_of
+from titan_rl.data.types import Completion, Request
 from titan_rl.diagnostics.principles.asking import Ask, Question, Reply
 from titan_rl.environments.rewards.judge_server import JudgeServer, QuestionRefused, ReplyCut, ServerConfig
 from titan_rl.environments.rollout.decoding import suite_decoding

@@ -6,7 +6,7 @@ pairs.jsonl       prompt, chosen, rejected    dpo, simpo, orpo, reward_model
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from titan_rl.data.types import message
+from titan_rl.data.text.messages import message
 from titan_rl.diagnostics.principles.stages import Compared, Made, Revised
 from titan_rl.records.preferences.rows import Row, row_of
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from titan_rl.data.types import message
+from titan_rl.data.text.messages import message
 from titan_rl.diagnostics.principles.asking import Ask, Question, Reply, asked
 from titan_rl.diagnostics.principles.constitution import Constitution, drawn
 from titan_rl.diagnostics.principles.verdicts import (

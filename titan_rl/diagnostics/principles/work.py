@@ -12,8 +12,8 @@ from titan_rl.config.load import ConfigError, build_section
 from titan_rl.controller.preflight.checks import Checked, check, read_config, tokenizer_of
 from titan_rl.controller.preflight.data_checks import longest_prompt
 from titan_rl.data.storage.files import sampled_checksum
+from titan_rl.data.text.messages import message
 from titan_rl.data.text.turns import NO_TEMPLATE
-from titan_rl.data.types import message
 from titan_rl.diagnostics.principles.agreement import Labelled, labelled_pairs
 from titan_rl.diagnostics.principles.arguments import REVISIONS, SAMPLES
 from titan_rl.diagnostics.principles.asking import Question

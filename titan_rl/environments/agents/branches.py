@@ -16,9 +16,10 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.control_tokens import plain
+from titan_rl.data.text.messages import Message, message
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, encode_behind
 from titan_rl.data.text.turns import encode_messages, encode_reply
-from titan_rl.data.types import Completion, Message, Provenance, message
+from titan_rl.data.types import Completion, Provenance
 from titan_rl.environments.agents.openai_requests import ChatMessage, ModelRequest, Refused
 from titan_rl.environments.conversation.episode import Episode
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from titan_rl.data.types import REASONING, Decoding
+from titan_rl.data.text.messages import REASONING
+from titan_rl.data.types import Decoding
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls
 from titan_rl.environments.conversation.untrusted_json import read_json
 

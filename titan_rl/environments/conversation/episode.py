@@ -18,21 +18,10 @@ from titan_rl.data.seeds import named_seed
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.routed_experts import filled, joined_experts
 from titan_rl.data.storage.sampling_mask import SamplingMask, joined
+from titan_rl.data.text.messages import Message, content_of
 from titan_rl.data.text.tokenizer import Tokenizer, read_answer
 from titan_rl.data.text.turns import encode_opening, encode_reply
-from titan_rl.data.types import (
-    Completion,
-    Cutoff,
-    Message,
-    Prompt,
-    Provenance,
-    Request,
-    Rollout,
-    Sampling,
-    Status,
-    Turn,
-    content_of,
-)
+from titan_rl.data.types import Completion, Cutoff, Prompt, Provenance, Request, Rollout, Sampling, Status, Turn
 from titan_rl.environments.interfaces.environment import Environment, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task

@@ -14,7 +14,8 @@ from typing import Any
 
 from titan_rl.config.io.printable import whole_characters
 from titan_rl.config.sections.kinds import Style
-from titan_rl.data.types import CallStatus, ToolCall, message
+from titan_rl.data.text.messages import message
+from titan_rl.data.types import CallStatus, ToolCall
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, arguments_json, read_calls
 from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.interfaces.tool import Tool, ToolError

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from titan_rl.data.numbers import as_float
 from titan_rl.data.rows.row_fields import encodable
-from titan_rl.data.types import Message, ToolCall
+from titan_rl.data.text.messages import Message
+from titan_rl.data.types import ToolCall
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_overridden
 from titan_rl.data import seeds
-from titan_rl.data.types import Message, Prompt, correct
+from titan_rl.data.text.messages import Message
+from titan_rl.data.types import Prompt, correct
 from titan_rl.environments.interfaces.agent import Agent
 from titan_rl.environments.interfaces.environment import Environment, Replying
 from titan_rl.environments.interfaces.tool import Schema, Tool, schema_of

@@ -8,7 +8,8 @@ from typing import Any
 from titan_rl.compat.reasoning_gym import DATASETS
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.types import Message, Prompt, message
+from titan_rl.data.text.messages import Message, message
+from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.reasoning_gym.checked_families import RUNS_THE_ANSWER
 from titan_rl.environments.reasoning_gym.families import (

@@ -16,6 +16,7 @@ from titan_rl.environments.agents.episodes import play_agent
 from titan_rl.environments.conversation.episode import Ask, Episode, Player, PromptTooLong
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task, task_of
+from titan_rl.environments.rollout.reprompts import add_reprompts
 from titan_rl.mesh.processes.deadlines import together
 
 ScoreAll = Callable[[Prompt, list[list[str]]], Coroutine[Any, Any, tuple[list[Score], float]]]
@@ -84,12 +85,16 @@ async def run_group(
         judging = judge([episode.last_branch for episode in episodes])
         (scores, seconds_score), (judged, seconds_judge) = await together([scoring, judging])
         seconds_score = max(seconds_score, seconds_judge)
+    rollouts = [
+        episode.finish(prompt, sample, scored, by_model)
+        for sample, (episode, scored, by_model) in enumerate(zip(episodes, scores, judged, strict=True))
+    ]
+    if sampling.reprompt:
+        answers = [episode.answers for episode in episodes]
+        add_reprompts(rollouts, answers, prompt, task, tokenizer, sampling)
     return Group(
         prompt_id=prompt.id,
-        rollouts=[
-            episode.finish(prompt, sample, scored, by_model)
-            for sample, (episode, scored, by_model) in enumerate(zip(episodes, scores, judged, strict=True))
-        ],
+        rollouts=rollouts,
         seconds_generate=seconds_generate,
         seconds_score=seconds_score,
         begun=begun,

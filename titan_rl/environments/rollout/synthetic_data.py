@@ -12,7 +12,8 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
 from titan_rl.data.rows.row_shapes import Kind, ParsedRow, Written, read_row
 from titan_rl.data.seeds import named_seed
-from titan_rl.data.types import Prompt, message
+from titan_rl.data.text.messages import message
+from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
 from titan_rl.environments.rollout.demonstrations import worked_answers

@@ -20,7 +20,8 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Count, Seconds, Style
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.numbers import finite
-from titan_rl.data.types import Message, Prompt, ToolCall, message
+from titan_rl.data.text.messages import Message, message
+from titan_rl.data.types import Prompt, ToolCall
 from titan_rl.environments.conversation.session_limit import Sessions
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls
 from titan_rl.environments.conversation.tools import MAX_RESULT, ToolEnvironment

@@ -9,7 +9,7 @@ from typing import Any
 from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.row_fields import check_finite, joined, names, shown
 from titan_rl.data.rows.row_messages import messages
-from titan_rl.data.types import Message
+from titan_rl.data.text.messages import Message
 from titan_rl.environments.prompts.row_files import DataRow
 
 PARAMETERS = "responses_create_params"

@@ -18,7 +18,8 @@ from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.seeds import is_held_out
-from titan_rl.data.types import Message, Prompt, message
+from titan_rl.data.text.messages import Message, message
+from titan_rl.data.types import Prompt
 from titan_rl.environments.conversation.tool_calls import Call, read_calls
 from titan_rl.environments.conversation.tools import ToolEnvironment
 from titan_rl.environments.interfaces.task import RewardParts, Task

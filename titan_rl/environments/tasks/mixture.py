@@ -9,7 +9,8 @@ from typing import Any
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import parts_of
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.types import Message, Prompt
+from titan_rl.data.text.messages import Message
+from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.environment import Environment
 from titan_rl.environments.interfaces.task import RewardParts, Task
 from titan_rl.environments.interfaces.tool import Schema

@@ -24,7 +24,8 @@ from pydantic import Field
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.types import Message, Prompt, message
+from titan_rl.data.text.messages import Message, message
+from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.environment import OVER, OneAnswer, Reply
 from titan_rl.environments.interfaces.task import RewardParts, Task
 

@@ -26,7 +26,8 @@ from titan_rl.config.plugins import (
 )
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.types import Message, Prompt
+from titan_rl.data.text.messages import Message
+from titan_rl.data.types import Prompt
 from titan_rl.environments.conversation.tools import ToolEnvironment
 from titan_rl.environments.interfaces.agent import Agent
 from titan_rl.environments.interfaces.environment import Environment

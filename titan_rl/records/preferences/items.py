@@ -21,7 +21,7 @@ from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS, Schema
 from titan_rl.data.rows.row_shapes import ParsedRow, Written, read_row
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.storage.files import replace_text
-from titan_rl.data.types import content_of
+from titan_rl.data.text.messages import content_of
 from titan_rl.records.run_directory.rundir import sync_path
 
 Mode = Literal["pairs", "ratings"]

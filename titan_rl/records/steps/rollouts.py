@@ -52,6 +52,7 @@ SCHEMA = pa.schema(
         "mask": pa.struct(_MASK),
         "penalties": pa.struct(_PENALTIES),
         "routed_experts": pa.struct(_EXPERTS),
+        "reprompt": pa.list_(pa.int32()),
     }
 )
 RATIO = 256
@@ -66,7 +67,7 @@ def _path(folder: Path, step: int) -> Path:
 
 def _row(rollout: Rollout) -> dict[str, Any]:
     plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text", "grade")
-    more = ("advantage", "task_reward", "turn_rewards", "branches", "seat")
+    more = ("advantage", "task_reward", "turn_rewards", "branches", "seat", "reprompt")
     return {name: getattr(rollout, name) for name in (*plain, *more)} | dict(
         turn_start=[turn.start for turn in rollout.turns],
         turn_stop=[turn.stop for turn in rollout.turns],
@@ -248,6 +249,7 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         mask=_mask(row["mask"]),
         penalties=_penalties(row["penalties"]),
         routed_experts=_experts(row["routed_experts"]),
+        reprompt=None if row["reprompt"] is None else np.asarray(row["reprompt"], np.int32),
     )
     return Rollout(**row | converted)
 
@@ -271,6 +273,7 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
         _check_truncation(name, rollout, limits.decoding)
         _check_penalties(name, rollout, limits.decoding)
         _check_experts(name, rollout, limits.experts)
+        _check_reprompt(name, rollout, limits)
     if len(rollout.turn_rewards) not in (0, len(rollout.turns)):
         raise ValueError(f"{name} has {len(rollout.turn_rewards)} rewards of turns and {len(rollout.turns)} turns")
     if not all(0 <= turn.start <= turn.stop <= length for turn in rollout.turns):
@@ -316,6 +319,16 @@ def _check_experts(name: str, rollout: Rollout, experts: ExpertShape | None) -> 
     recorded_T, places = is_recorded(experts_TLK), np.flatnonzero(is_model(rollout.provenance))
     if not recorded_T[places - 1].all():
         raise ValueError(f"{name} lacks the experts that answered token {places[~recorded_T[places - 1]][0]}")
+
+
+def _check_reprompt(name: str, rollout: Rollout, limits: Limits) -> None:
+    """Errors: ValueError for a reprompt that no row has room for, or with tokens that the model has not."""
+    if (reprompt := rollout.reprompt) is None:
+        return
+    if not len(reprompt) or len(reprompt) + rollout.num_model_tokens > limits.length:
+        raise ValueError(f"{name} has a reprompt of {len(reprompt)} tokens, and a row has room for {limits.length}")
+    if not 0 <= int(reprompt.min()) <= int(reprompt.max()) < limits.vocabulary:
+        raise ValueError(f"{name} has a reprompt with a token outside the model's vocabulary of {limits.vocabulary}")
 
 
 def _check_truncation(name: str, rollout: Rollout, decoding: Decoding) -> None:

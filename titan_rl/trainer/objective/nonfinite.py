@@ -130,7 +130,7 @@ def only(row: Row, unit: Unit) -> Row:
     role_columns = {name: values[unit.tokens] for name, values in row.role_columns.items()}
     unit_columns = {name: getattr(row, name)[unit.tokens] for name in columns}
     sampled = {"mask": row.mask and row.mask.take(np.arange(unit.tokens.start, unit.tokens.stop))}
-    sampled |= {"penalized": row.penalized[unit.places]}
+    sampled |= {"penalized": row.penalized[unit.places], "reprompts": row.reprompts[unit.places]}
     return replace(
         row, **unit_columns, **sampled, role_columns=role_columns, owners=unit.owners, rollouts=[], split=frozenset()
     )

@@ -22,7 +22,7 @@ OUR_SUMS = ("loss", "entropy", "count", "agreement_mean", "agreement_max", "kl_k
 _LOSS_COLUMNS = ("logprob_S", "advantage_S", "weight_S")
 _ROLE_COLUMNS = (
     *("reference_logprob_S", "proximal_logprob_S", "value_S", "teacher_logprob_S"),
-    *("teacher_word_logprob_SK", "process_reward_S"),
+    *("teacher_word_logprob_SK", "process_reward_S", "teacher_mask_S"),
 )
 """Columns of a row that roles compute."""
 

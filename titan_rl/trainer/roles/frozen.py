@@ -33,15 +33,19 @@ class FrozenRole:
 
         Empty on pipeline stages but the last."""
         keywords: dict[str, Any] = {"num_likeliest": self.num_words} if self.num_words else {}
-        return [{} if s is None else self._columns(s) for s in self.model.measure(rows, **keywords)]
+        found = self.model.measure(rows, **keywords)
+        return [{} if s is None else teacher_columns(self.gives, s, self.num_words) for s in found]
 
-    def _columns(self, statistics: torch.Tensor) -> dict[str, np.ndarray]:
-        """``statistics``: log-probabilities, entropies, words and their log-probabilities [2 + 2K, S]."""
-        columns = {self.gives: as_array(statistics[0])}
-        if not self.num_words:
-            return columns
-        words_KS, logprob_KS = statistics[2:].split(self.num_words)
-        return columns | {WORDS: words_KS.T.long().cpu().numpy(), "teacher_word_logprob_SK": as_array(logprob_KS.T)}
+
+def teacher_columns(gives: str, statistics: torch.Tensor, num_words: int) -> dict[str, np.ndarray]:
+    """Columns of a row by its statistics: log-probabilities, entropies, words and their log-probabilities [2 + 2K, S].
+
+    ``gives``: the name of the log-probabilities' column."""
+    columns = {gives: as_array(statistics[0])}
+    if not num_words:
+        return columns
+    words_KS, logprob_KS = statistics[2:].split(num_words)
+    return columns | {WORDS: words_KS.T.long().cpu().numpy(), "teacher_word_logprob_SK": as_array(logprob_KS.T)}
 
 
 class PolicyWithoutAdapters(FrozenRole):

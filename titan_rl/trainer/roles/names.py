@@ -9,6 +9,8 @@ from titan_rl.config.sections.schema import Config
 
 FROZEN = {"reference": "reference_logprob_S", "teacher": "teacher_logprob_S"}
 """Role, which is also its section of the TOML, to the column that it gives."""
+TEACHER_MASK = "teacher_mask_S"
+"""The column, float32 [S], of whether a self-teacher has read another sample's right answer."""
 WORDS = "teacher_words_SK"
 """The column, int64 [S, K], of the teacher's likeliest words."""
 
@@ -51,7 +53,9 @@ def num_words(role: str, needs: Needs) -> int:
 
 def found_columns(needs: Needs, num_tokens: int) -> dict[str, np.ndarray]:
     """Zeros for all columns of frozen roles, for ``num_tokens`` tokens."""
-    columns = {FROZEN[role]: np.zeros(num_tokens, np.float32) for role in needed_roles(needs)}
+    names = [FROZEN[role] for role in needed_roles(needs)]
+    names += [FROZEN["teacher"], TEACHER_MASK] if needs.self_teacher else []
+    columns = {name: np.zeros(num_tokens, np.float32) for name in names}
     if needs.teacher_words:
         shape = num_tokens, needs.teacher_words
         columns |= {WORDS: np.zeros(shape, np.int64), "teacher_word_logprob_SK": np.zeros(shape, np.float32)}

@@ -64,6 +64,7 @@ from titan_rl.trainer.roles.joint_step import joint_step
 from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface, RoleResult
 from titan_rl.trainer.roles.names import BASE, WORDS, found_columns, learned_role, role_path
 from titan_rl.trainer.roles.registry import make_learned_role
+from titan_rl.trainer.roles.self_teacher import SelfTeacher
 from titan_rl.trainer.state.checkpoint_state import (
     load_policy,
     load_random,
@@ -122,6 +123,7 @@ class Learner(TrainerRank):
             sharded=sharded,
             adapted=self.policy if self.policy.adapters and not (config.reference.path or initial_policy) else None,
         )
+        self._self_teacher = SelfTeacher(self.policy, self.algorithm.needs.teacher_words)
         self.is_counted = is_first_of_rows(self.parallel_dims)
         """Whether this rank's rows are: of ranks that have the same ones, the first's."""
         self._sees = self.pipeline is None or self.pipeline.has_last
@@ -183,6 +185,8 @@ class Learner(TrainerRank):
         algorithm, finders = self.algorithm, [role.find for role in self.roles.values()]
         if algorithm.needs.proximal:
             finders.append(self._find_proximal)
+        if algorithm.needs.self_teacher:
+            finders.append(self._self_teacher.find)
         if not (finders or self.learned or self._changes_advantages):
             return batches
         return [completed(with_role_columns(self.policy.fit(rows), finders), self.zero_columns) for rows in batches]

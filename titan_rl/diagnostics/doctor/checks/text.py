@@ -12,9 +12,9 @@ from titan_rl.controller.preflight.checks import stops_of, tokenizer_of
 from titan_rl.data.text import turns
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.message_forms import fitted, texts_in, texts_of
+from titan_rl.data.text.messages import Message, message
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, encode, text_settings
-from titan_rl.data.types import Message, message
 from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.environments.interfaces.task import task_of

@@ -20,7 +20,8 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import TASKS_OF_OTHERS
 from titan_rl.controller.preflight.checks import Checked
-from titan_rl.data.types import Prompt, content_of
+from titan_rl.data.text.messages import content_of
+from titan_rl.data.types import Prompt
 from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.probes.scripted import ScriptedEpisodes
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of

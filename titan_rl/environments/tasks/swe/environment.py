@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from titan_rl.config.io.printable import whole_characters
-from titan_rl.data.types import message
+from titan_rl.data.text.messages import message
 from titan_rl.environments.conversation.tools import ToolEnvironment
 from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.interfaces.tool import Tool

@@ -17,12 +17,12 @@ Dimensions: S trained tokens of a row, K words of the teacher's.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 
-from titan_rl.algorithms.base import LossInputs, Refined, provided
+from titan_rl.algorithms.base import Advantages, LossInputs, Refined, provided
 from titan_rl.algorithms.policy_gradient.base import PolicyGradient, PolicyGradientSettings
 from titan_rl.data.types import Rollout
 
@@ -34,10 +34,13 @@ class DistillationSettings(PolicyGradientSettings):
     discount: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Of what the teacher says of later tokens, for every token that they come later."""
 
+    of_all_forms: ClassVar[tuple[str, ...]] = ("top_k",)
+    """Keys that count with ``top_k``, too."""
+
     def __post_init__(self) -> None:
         """Errors: ValueError for settings that do not go together."""
         super().__post_init__()
-        sampled = [f for f in fields(self) if f.name != "top_k"]
+        sampled = [f for f in fields(self) if f.name not in self.of_all_forms]
         idle = [f.name for f in sampled if getattr(self, f.name) != f.default]
         if self.top_k and idle:
             raise ValueError(f"{idle[0]} has no effect with top_k > 0, whose gradient is exact: leave it out")
@@ -54,7 +57,7 @@ class Distillation(PolicyGradient):
         self.is_token_sum = self.is_token_sum and not top_k
         self.is_still_without_advantage = False
 
-    def advantages(self, rollouts: list[Rollout]) -> list[float]:
+    def advantages(self, rollouts: list[Rollout]) -> Advantages:
         """Zeros; ``refine`` adds the teacher's part."""
         return [0.0] * len(rollouts)
 

@@ -1,0 +1,1 @@
+"""Policy gradients of what a teacher says of each token."""
