@@ -461,6 +461,7 @@ def test_columns_that_nobody_provides_are_none():
         "teacher_logprob_S",
         "word_logprob_SK",
         "teacher_word_logprob_SK",
+        "teacher_mask_S",
         "process_reward_S",
         "group_sums_NM",
     ]

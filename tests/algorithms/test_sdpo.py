@@ -68,6 +68,10 @@ def test_what_prompt_and_solution_hold_is_text():
         ({"algorithm": {"reprompt_template": "{prompt}"}}, "reprompt_template has no {solution}: add it"),
         ({"algorithm": {"distillation_weight": 0.5, "top_k": 2}}, "distillation_weight has no effect with top_k > 0"),
         ({"task": {"name": "calculator"}}, "is for tasks of one answer, and task.name = 'calculator' replies"),
+        (
+            {"algorithm": {"self_teacher": "initial"}, "reference": {"placement": "own"}},
+            "reference.placement = 'own': .* beside the policy; leave it out",
+        ),
         ({"rollout": {"repetition_penalty": 1.1}}, "rollout.repetition_penalty = 1.1: .*leave it out"),
     ],
 )

@@ -84,8 +84,9 @@ class Needs:
     """Model beside the policy, trained on outcomes, that rewards each token; requires the reference."""
     reward_model: bool = False
     teacher: bool = False
-    self_teacher: bool = False
-    """The policy itself, before the step's first update, with another sample's right answer in its prompt."""
+    self_teacher: Literal["", "policy", "initial"] = ""
+    """The policy itself, with another sample's right answer in its prompt: before the step's first update, or as it
+    was at first, which is the reference. Empty: none."""
     teacher_words: int = 0
     """Number of the teacher's most likely words at each token, with the model's own log-probabilities of them."""
     proximal: bool = False

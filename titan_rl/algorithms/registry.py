@@ -182,6 +182,8 @@ def _check_needs(prefix: str, algorithm: Algorithm) -> None:
         raise ConfigError(f"{prefix}: its needs name teacher_words and no teacher: set teacher = True, too")
     if needs.teacher and needs.self_teacher:
         raise ConfigError(f"{prefix}: its needs name a teacher and a self_teacher: leave one out")
+    if needs.self_teacher == "initial" and not needs.reference:
+        raise ConfigError(f"{prefix}: its needs name the initial policy as self_teacher: set reference = True, too")
     if needs.self_teacher and not algorithm.reprompt_template:
         raise ConfigError(f"{prefix}: its needs name a self_teacher: set reprompt_template, too")
     if needs.implicit_reward and not needs.reference:

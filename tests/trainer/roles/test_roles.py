@@ -56,7 +56,8 @@ def test_no_layout_and_no_placement_changes_a_step(studies, name):
         for update, other in zip(rank, wanted["metrics"][0], strict=True):
             assert update["loss"] == pytest.approx(other["loss"], rel=1e-5, abs=1e-6)
             assert update["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-5)
-            assert update["loss_metrics"] == pytest.approx(other["loss_metrics"], rel=1e-5)
+            # a mean of differences of log-probabilities may cancel to a thousandth of them
+            assert update["loss_metrics"] == pytest.approx(other["loss_metrics"], rel=1e-5, abs=1e-7)
     for weight, tensor in wanted["trained"].items():
         assert (found["trained"][weight] - tensor).norm() <= 1e-5 * tensor.norm(), weight
     assert all(before == after for before, after in found["digests"])

@@ -9,6 +9,7 @@ from parity import learner_of
 from titan_rl.data.batches.packing import pack
 from titan_rl.data.types import Provenance, Sample
 from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.trainer.roles.frozen import FrozenRole
 from titan_rl.trainer.roles.self_teacher import SelfTeacher, teacher_rows
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -52,6 +53,19 @@ def test_columns_are_those_of_each_sample_by_itself(learner, num_words):
 def learner_columns(num_words: int) -> list[str]:
     words = ["teacher_words_SK", "teacher_word_logprob_SK"] if num_words else []
     return ["teacher_logprob_S", "teacher_mask_S", *words]
+
+
+def test_the_policy_as_it_was_at_first_is_another_model(learner, tmp_path):
+    make_tiny(tmp_path, seed=2, hidden_size=64, num_layers=2)
+    first = learner_of(tmp_path)
+    rows = learner.policy.fit(batch_of(5, reprompts=True).rows[0])
+    found = SelfTeacher(learner.policy, 0, FrozenRole("reference_logprob_S", first.policy)).find(rows)
+    [(row, columns), *_] = zip(rows, found, strict=True)
+    number = next(number for number, reprompt in enumerate(row.reprompts) if reprompt is not None)
+    own = slice(*map(int, row.branch_offsets[number : number + 2]))
+    wanted_S = alone(first, row.reprompts[number], row.target_S[own])
+    np.testing.assert_allclose(columns["teacher_logprob_S"][own], wanted_S, atol=1e-5)
+    assert np.abs(wanted_S - alone(learner, row.reprompts[number], row.target_S[own])).max() > 1e-3
 
 
 def test_samples_of_a_group_with_one_reprompt_read_it_once(learner):

@@ -31,19 +31,21 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None, tas
         _check_placement(config, role)
         _check_model(config, role, family, num_words(role, algorithm.needs))
     if algorithm.needs.self_teacher:
-        _check_self_teacher(config, task)
+        _check_self_teacher(config, algorithm, task)
     for role in LEARNED:
         if getattr(algorithm.needs, role):
             _check_learned(config, role, family)
 
 
-def _check_self_teacher(config: Config, task: Task) -> None:
+def _check_self_teacher(config: Config, algorithm: Algorithm, task: Task) -> None:
     """Errors: ConfigError for what a self-teacher, which reads one answer behind another prompt, cannot follow."""
     setting, rollout = f"algorithm.name = {config.algorithm.name!r}", config.rollout
     if not task.has_one_answer:
         raise ConfigError(
             f"{setting} is for tasks of one answer, and task.name = {config.task.name!r} replies: take grpo"
         )
+    if algorithm.needs.self_teacher == "initial" and config.reference.placement == "own":
+        raise ConfigError(f"reference.placement = 'own': {setting} asks it beside the policy; leave it out")
     if keys := changed(rollout, PENALTIES):
         raise ConfigError(
             f"rollout.{keys[0]} = {getattr(rollout, keys[0])}: {setting} has the policy read an answer behind another "

@@ -32,9 +32,18 @@ class FrozenRole:
         """Columns of fitted rows, float32 [S], and words as in ``found_columns``.
 
         Empty on pipeline stages but the last."""
-        keywords: dict[str, Any] = {"num_likeliest": self.num_words} if self.num_words else {}
-        found = self.model.measure(rows, **keywords)
+        found = self.measure(rows, self.num_words)
         return [{} if s is None else teacher_columns(self.gives, s, self.num_words) for s in found]
+
+    def measure(self, rows: list[Row], num_words: int = 0) -> list[torch.Tensor | None]:
+        """Statistics of fitted rows: log-probabilities, entropies, words and their log-probabilities [2 + 2K, S]."""
+        return measured(self.model, rows, num_words)
+
+
+def measured(model: ShardedModel, rows: list[Row], num_words: int) -> list[torch.Tensor | None]:
+    """Statistics of fitted rows under a model, with its ``num_words`` likeliest words."""
+    keywords: dict[str, Any] = {"num_likeliest": num_words} if num_words else {}
+    return model.measure(rows, **keywords)
 
 
 def teacher_columns(gives: str, statistics: torch.Tensor, num_words: int) -> dict[str, np.ndarray]:
@@ -55,9 +64,9 @@ class PolicyWithoutAdapters(FrozenRole):
         assert model.adapters is not None, "a model without adapters"
         self.gives, self.model, self.num_words, self._adapters = gives, model, 0, model.adapters
 
-    def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
+    def measure(self, rows: list[Row], num_words: int = 0) -> list[torch.Tensor | None]:
         with self._adapters.disabled():
-            return super().find(rows)
+            return super().measure(rows, num_words)
 
 
 def roles_with_trainer(

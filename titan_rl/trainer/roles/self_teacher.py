@@ -1,4 +1,4 @@
-"""The self-teacher: the policy as it is, which reads another sample's right answer before it judges an answer.
+"""The self-teacher: the policy, as it is or was at first, which reads a right answer before it judges another one.
 
 Its rows are made here, in the trainer: of each sample with a reprompt, that prompt and the sample's own answer. They go
 through the model as rows of their own, and what it says of the answer's tokens becomes columns of the sample's row.
@@ -7,7 +7,6 @@ Dimensions: S trained tokens of a row, K words.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from titan_rl.data.batches.packing import dummy_row, pack
 from titan_rl.data.storage.sampling_mask import joined
 from titan_rl.data.types import Provenance, Row, Sample
 from titan_rl.trainer.model.sharded_model import ShardedModel
-from titan_rl.trainer.roles.frozen import teacher_columns
+from titan_rl.trainer.roles.frozen import FrozenRole, measured, teacher_columns
 from titan_rl.trainer.roles.names import FROZEN, TEACHER_MASK, WORDS
 
 _Owner = tuple[str, int]
@@ -26,18 +25,21 @@ _Owner = tuple[str, int]
 class SelfTeacher:
     """Finder of a self-teacher's columns."""
 
-    def __init__(self, policy: ShardedModel, num_words: int):
-        """``num_words``: so many of the likeliest words at each token."""
-        self.policy, self.num_words = policy, num_words
+    def __init__(self, policy: ShardedModel, num_words: int, initial: FrozenRole | None = None):
+        """``num_words``: so many of the likeliest words at each token. ``initial``: the policy as it was at first, if
+        that is the teacher."""
+        self.policy, self.num_words, self.initial = policy, num_words, initial
 
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         """Columns of fitted rows, zeros at tokens of samples without a reprompt.
 
         Empty on pipeline stages but the last. All ranks call this together."""
-        keywords: dict[str, Any] = {"num_likeliest": self.num_words} if self.num_words else {}
         asked = self.policy.fit(self._as_many_everywhere(teacher_rows(rows, self.policy.titan.training.seq_len)))
         found: dict[_Owner, dict[str, np.ndarray]] = {}
-        outputs = self.policy.measure(asked, **keywords)
+        if self.initial is None:
+            outputs = measured(self.policy, asked, self.num_words)
+        else:
+            outputs = self.initial.measure(asked, self.num_words)
         for row, statistics in zip(asked, outputs, strict=True):
             if statistics is None:
                 return [{} for _ in rows]

@@ -123,7 +123,9 @@ class Learner(TrainerRank):
             sharded=sharded,
             adapted=self.policy if self.policy.adapters and not (config.reference.path or initial_policy) else None,
         )
-        self._self_teacher = SelfTeacher(self.policy, self.algorithm.needs.teacher_words)
+        needs = self.algorithm.needs
+        initial = self._roles["reference"] if needs.self_teacher == "initial" else None
+        self._self_teacher = SelfTeacher(self.policy, needs.teacher_words, initial)
         self.is_counted = is_first_of_rows(self.parallel_dims)
         """Whether this rank's rows are: of ranks that have the same ones, the first's."""
         self._sees = self.pipeline is None or self.pipeline.has_last

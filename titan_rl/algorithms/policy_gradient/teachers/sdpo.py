@@ -3,13 +3,13 @@
     top_k = 0: A_t = (1 - w) A_t^GRPO + w (log q(y_t) - log p(y_t)),   w = distillation_weight
     top_k = k: distillation's divergence over the teacher's k likeliest words and one bin for the rest
 
-p is the policy at the prompt, q the policy as it was before the step's first update at ``reprompt_template``, which
-holds the prompt and an answer of the same group that is right; y is the sample's own answer in both. A sample in whose
-group no other one is right has no teacher, and learns from A^GRPO alone. Rewards decide which answers are right, and
-count besides for A^GRPO.
+p is the policy at the prompt, q the teacher at ``reprompt_template``, which holds the prompt and an answer of the same
+group that is right: the policy as it was before the step's first update, or as it was at first (``self_teacher``). y is
+the sample's own answer in both. A sample in whose group no other one is right has no teacher, and learns from A^GRPO
+alone. Rewards decide which answers are right, and count besides for A^GRPO.
 
-The paper's teacher is a moving average of the policy or stays near the first one; this one is the policy of the step.
-Feedback of an environment beside the answer is not there.
+The paper keeps its teacher near the first policy, as a moving average or in a trust region. Feedback of an environment
+beside the answer is not there.
 
 Source: arXiv 2601.20802, section 3.
 
@@ -36,11 +36,17 @@ class SDPO(Distillation):
     class Settings(DistillationSettings):
         distillation_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
         """Of the teacher in an advantage, beside GRPO's."""
+        self_teacher: Literal["policy", "initial"] = "policy"
+        """The policy before the step's first update, or as it was at first, which stays what it is."""
         reprompt_template: str = _TEMPLATE
         """What the teacher reads in the place of the last message of the prompt: ``{prompt}`` is that one's text,
         ``{solution}`` the right answer."""
 
-        of_all_forms: ClassVar[tuple[str, ...]] = (*DistillationSettings.of_all_forms, "reprompt_template")
+        of_all_forms: ClassVar[tuple[str, ...]] = (
+            *DistillationSettings.of_all_forms,
+            "reprompt_template",
+            "self_teacher",
+        )
 
         def __post_init__(self) -> None:
             """Errors: ValueError for settings that do not go together."""
@@ -53,7 +59,9 @@ class SDPO(Distillation):
 
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
-        self.needs = replace(self.needs, teacher=False, self_teacher=True)
+        teacher = self.settings.self_teacher
+        reference = self.needs.reference or teacher == "initial"
+        self.needs = replace(self.needs, teacher=False, self_teacher=teacher, reference=reference)
         self.reprompt_template = self.settings.reprompt_template
         if self.settings.distillation_weight == 1:
             self.rewards = "unused"
