@@ -39,9 +39,20 @@ def test_advantages_are_the_teachers_and_grpos(weight, wanted):
     torch.testing.assert_close(algorithm.refine(inputs()).advantage_S, torch.tensor(wanted, dtype=torch.float32))
 
 
+def test_a_penalty_in_the_reward_is_whole_whatever_the_teacher_weighs():
+    reference = dict(reference_logprob_S=SAMPLED - 0.5)
+    penalized = {"kl_in": "reward", "kl_coefficient": 0.4, "kl_estimator": "k1"}
+    for weight in (1.0, 0.25):
+        plain = SDPO(SDPO.Settings(distillation_weight=weight)).refine(inputs())
+        found = SDPO(SDPO.Settings(distillation_weight=weight, **penalized)).refine(inputs(**reference))
+        taken_S = plain.advantage_S - found.advantage_S  # of each token and those behind it
+        torch.testing.assert_close(taken_S, torch.tensor([0.4, 0.2, 0.4, 0.2]))
+
+
 def test_the_divergence_is_of_what_has_a_teacher():
     _, metrics = SDPO().loss(inputs())
     assert float(metrics["teacher_kl"]) == pytest.approx((-1.0 + 0.5) + (-2.0 + 2.5))
+    assert int(metrics["teacher_fraction"]) == 2
 
 
 def test_by_words_it_is_distillation_where_there_is_a_teacher():
@@ -66,6 +77,7 @@ def test_what_prompt_and_solution_hold_is_text():
     ("tables", "said"),
     [
         ({"algorithm": {"reprompt_template": "{prompt}"}}, "reprompt_template has no {solution}: add it"),
+        ({"algorithm": {"top_k": 500}}, "algorithm.top_k: 500 tokens exceed the vocabulary of"),
         ({"algorithm": {"distillation_weight": 0.5, "top_k": 2}}, "distillation_weight has no effect with top_k > 0"),
         ({"task": {"name": "calculator"}}, "is for tasks of one answer, and task.name = 'calculator' replies"),
         (

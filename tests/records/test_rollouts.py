@@ -75,7 +75,7 @@ def test_sampling_masks_read_back_and_wrong_ones_are_refused(tmp_path):
 
 
 def test_routed_experts_read_back_and_wrong_ones_are_refused(tmp_path):
-    shape, kept = ExpertShape(2, 4, 2), np.array([[[0, 0], [1, 3]]] * 3 + [[[255, 255]] * 2], np.uint8)
+    shape, kept = ExpertShape((False, True), 4, 2), np.array([[[0, 0], [1, 3]]] * 3 + [[[255, 255]] * 2], np.uint8)
     limits = Limits(99, 9, Decoding(), experts=shape)
 
     def read_back(experts_TLK, limits=limits) -> np.ndarray | None:
@@ -90,12 +90,17 @@ def test_routed_experts_read_back_and_wrong_ones_are_refused(tmp_path):
     unlike = {
         "expert 4 of 4": np.where(kept == 3, 4, kept).astype(np.uint8),
         "chosen twice": np.where(kept == 3, 1, kept).astype(np.uint8),
+        "in a layer that has none": np.where(kept == 0, 1, kept).astype(np.uint8),
+        "in some layers alone": np.concatenate([kept[:3], [[[255, 255], [1, 3]]]]).astype(np.uint8),
         "should have .4, 2, 2.": kept[1:],
         "lacks the experts that answered token 2": np.roll(kept, 2, 0),
     }
     for said, experts_TLK in unlike.items():
         with pytest.raises(RolloutsError, match=said):
             read_back(experts_TLK)
+    silent = rollout_of("a", 0, provenance=np.zeros(4, np.int8), turns=[], status="unasked")
+    write_rollouts(tmp_path, 1, [Group("a", [silent])])
+    assert read_rollouts(tmp_path, 1, limits)[0].rollouts[0].routed_experts is None  # it asked nothing
     for experts_TLK, other, said in (
         (None, limits, "None, and should have"),
         (kept, replace(limits, experts=None), "algorithm.routing was not 'replay'"),

@@ -39,7 +39,6 @@ def sampling_metrics(groups: list[Group], version: int, thinking_budget: int = 0
         **seat_metrics(scored),
         **mask_metrics(rollouts),
         **routing_metrics(rollouts),
-        **reprompt_metrics(rollouts),
         **(thinking_metrics(rollouts) if thinking_budget else {}),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
         "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),
@@ -58,12 +57,6 @@ def routing_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     """Size of all routed experts in MiB; empty without any."""
     sizes = [rollout.routed_experts.nbytes for rollout in rollouts if rollout.routed_experts is not None]
     return {"routed_experts_mib": sum(sizes) / 2**20} if sizes else {}
-
-
-def reprompt_metrics(rollouts: list[Rollout]) -> dict[str, float]:
-    """Share of rollouts that a self-teacher reads behind another one's right answer; empty without any."""
-    share = float(np.mean([rollout.reprompt is not None for rollout in rollouts]))
-    return {"reprompted": share} if share else {}
 
 
 def mask_metrics(rollouts: list[Rollout]) -> dict[str, float]:

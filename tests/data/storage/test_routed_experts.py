@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from titan_rl.data.storage.routed_experts import check_experts, compact, filled, is_recorded, joined_experts
+from titan_rl.data.storage.routed_experts import (
+    ExpertShape,
+    check_experts,
+    compact,
+    filled,
+    is_recorded,
+    joined_experts,
+)
 
 ONE = np.array([[[0, 1]], [[2, 3]]], np.uint8)
 
@@ -12,7 +19,7 @@ ONE = np.array([[[0, 1]], [[2, 3]]], np.uint8)
 def test_the_dtype_has_a_number_that_is_no_expert(num_experts, dtype):
     compacted = compact(np.array([[[0, num_experts - 1]]]), num_experts)
     assert compacted.dtype == dtype and is_recorded(compacted).all()
-    check_experts(compacted, num_experts)
+    check_experts(compacted, ExpertShape((True,), num_experts, 2))
 
 
 def test_parts_without_any_are_not_recorded():
@@ -30,9 +37,11 @@ def test_the_first_pass_over_a_token_stays():
     assert not is_recorded(first)[2], "it was not changed in place"
 
 
-@pytest.mark.parametrize(("experts", "said"), [([[4, 1]], "expert 4 of 4"), ([[1, 1]], "chosen twice")])
+@pytest.mark.parametrize(
+    ("experts", "said"), [([[4, 1]], "expert 4 of 4"), ([[1, 1]], "chosen twice"), ([[0, 0]], "chosen twice")]
+)
 def test_what_a_router_cannot_choose_is_refused(experts, said):
-    check_experts(ONE, 4)
-    check_experts(np.array([[[0, 0], [1, 2]]], np.uint8), 4)  # of a layer without experts
+    check_experts(ONE, ExpertShape((True,), 4, 2))
+    check_experts(np.array([[[0, 0], [1, 2]]], np.uint8), ExpertShape((False, True), 4, 2))
     with pytest.raises(ValueError, match=said):
-        check_experts(np.array([experts], np.uint8), 4)
+        check_experts(np.array([experts], np.uint8), ExpertShape((True,), 4, 2))

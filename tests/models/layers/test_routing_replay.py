@@ -1,6 +1,8 @@
 """Experts that routers are given: they take them, weigh them themselves, and count what they would have changed."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.models.layers.moe import RoutedPlan, Router
 from titan_rl.models.spec import read_hf_config
 from titan_rl.trainer.model.layout import check_replay, experts_of
+from titan_rl.trainer.roles.frozen import PolicyWithoutAdapters
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -69,6 +72,9 @@ def test_what_is_given_is_taken_and_what_is_not_recorded_is_the_routers_own(lear
     assert float((moved - own).abs().max()) > 0.01 and 0.1 < changed < 1
     taken_TLK = chosen_by(learner, replace(row, routed_experts=others))
     assert np.array_equal(np.sort(taken_TLK), np.sort(others))
+    reference = object.__new__(PolicyWithoutAdapters)
+    reference.model, reference._adapters = learner.policy, SimpleNamespace(disabled=nullcontext)
+    assert torch.equal(reference.measure([replace(row, routed_experts=others)])[0], own), "it chooses for itself"
     learner.policy.replays_routing = False
     ignored, changed = measured(others)
     learner.policy.replays_routing = True

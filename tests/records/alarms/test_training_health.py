@@ -49,6 +49,7 @@ RAISED = [
     (dict(entropy=(1.5, 0.01), accuracy=(0.2, 0.4)), "entropy_gone"),
     (dict(groups_with_signal=(0.5, 0.02), accuracy=(0.2, 0.4)), "no_signal"),
     (dict(groups_with_signal=(0.03, 0.03), accuracy=(0.01, 0.01)), "no_signal"),
+    (dict(teacher_fraction=(0.4, 0.0), accuracy=(0.3, 0.3)), "no_teacher"),
     (dict(seconds_step=(2.0, 5.0), tokens_per_second_step=(500, 200)), "slow_steps"),
     (dict(slowest_generator=(1.05, 2.4)), "straggler"),
     (dict(slowest_trainer=(1.0, 1.9)), "straggler"),
@@ -61,6 +62,7 @@ SILENT = [
     dict(entropy=(1.5, 0.01), accuracy=(0.2, 0.99)),  # it knows the answers
     dict(entropy=(0.03, 0.02), accuracy=(0.4, 0.4)),  # it was sure from the beginning
     dict(groups_with_signal=(0.6, 0.02), accuracy=(0.2, 0.99)),  # all right
+    dict(teacher_fraction=(0.4, 0.0), accuracy=(0.0, 0.0)),  # nothing that a teacher could read
     dict(seconds_step=(2.0, 5.0), tokens_per_second_step=(500, 500)),  # longer answers
     dict(seconds_step=(2.0, 1.0), tokens_per_second_step=(500, 200)),  # shorter ones
     dict(slowest_generator=(1.3, 1.4)),
@@ -85,6 +87,7 @@ LOOKED_AT = {
     "agreement_drift": {"agreement_mean"},
     "entropy_gone": {"entropy", "accuracy"},
     "no_signal": {"groups_with_signal", "accuracy"},
+    "no_teacher": {"teacher_fraction", "accuracy"},
     "slow_steps": {"seconds_step", "tokens_per_second_step"},
 }
 """The metrics without which an alarm cannot be raised; a straggler's is the one that its case moves."""

@@ -24,7 +24,7 @@ from titan_rl.controller.preflight.setting_changes import Change, record_changes
 from titan_rl.controller.recovery.checkpointing import SaveError
 from titan_rl.controller.session import Session
 
-_ROLES = ("reference", "critic", "implicit_reward", "reward_model", "teacher")
+_ROLES = ("reference", "critic", "implicit_reward", "reward_model", "teacher", "self_teacher")
 
 
 async def change(session: Session, overrides: dict[str, dict[str, Any]]) -> list[Change]:
@@ -83,6 +83,10 @@ def _check_roles(checked: Checked, config: Config, key: str) -> None:
                 f"{key}: with it the algorithm {verb} a {role}, and models come and go only when a run starts: close "
                 f"it, and give it with resume=True"
             )
+    if after.reprompt_template != before.reprompt_template:
+        raise ConfigError(
+            f"{key}: verifiers make what a self-teacher reads: close the run, and give it with resume=True"
+        )
     if (before.head, before.trains_on) != (after.head, after.trains_on):
         raise ConfigError(f"{key}: the algorithm is one for another kind of run: start one of its own")
 

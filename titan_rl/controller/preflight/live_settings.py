@@ -52,7 +52,6 @@ _EFFECTS: dict[str, Effects] = {
 _WHY_NOT = {
     "algorithm.updates_per_batch": "the schedule of the learning rate counts updates",
     "algorithm.routing": "engines record routed experts from their start on, or not: close the run, and resume it",
-    "algorithm.reprompt_template": "prompts under way have it: close the run, and resume it",
     "rollout.group_size": "the ledger counts the samples of a prompt by it",
     "generator.replicas": "session.scale(count) is how replicas come and go",
     "training.steps": "the schedule and the end depend on it: close the run, and give it with resume=True",

@@ -160,7 +160,7 @@ def limits_of(checked: Checked) -> Limits:
     """Limits of recorded rollouts: vocabulary, row length and decoding settings."""
     hf, decoding = read_config(checked), decoding_of(checked.config.rollout)
     tags = thinking_tags(tokenizer_of(checked.config)) if decoding.thinking_budget else None
-    experts = experts_of(hf) if checked.config.algorithm.routing == "replay" else None
+    experts = experts_of(hf, checked.family) if checked.config.algorithm.routing == "replay" else None
     return Limits(hf.vocab_size, checked.titan.training.seq_len, decoding, tags, experts)
 
 

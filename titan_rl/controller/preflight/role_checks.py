@@ -32,6 +32,7 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None, tas
         _check_model(config, role, family, num_words(role, algorithm.needs))
     if algorithm.needs.self_teacher:
         _check_self_teacher(config, algorithm, task)
+        _check_words(algorithm.needs.teacher_words, _policy_config(config, family))
     for role in LEARNED:
         if getattr(algorithm.needs, role):
             _check_learned(config, role, family)
@@ -140,6 +141,14 @@ def _check_groups(config: Config, role: str, titan: TitanConfig, family: Family 
     check_patterns(groups, parameter_names(spec), section=f"{role}.optimizer")
 
 
+def _check_words(words: int, policy: PreTrainedConfig) -> None:
+    """Errors: ConfigError for more of the likeliest words than there are."""
+    if words > policy.vocab_size:
+        raise ConfigError(
+            f"algorithm.top_k: {words} tokens exceed the vocabulary of {policy.vocab_size}: give no more than that"
+        )
+
+
 def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
     """``words``: how many of the likeliest the role is to give."""
     place, policy = getattr(config, role).path, _policy_config(config, family)
@@ -149,10 +158,7 @@ def _check_model(config: Config, role: str, family: Family | None, words: int = 
             f"{role}.path = {place!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
             f"must read the policy's tokens"
         )
-    if words > policy.vocab_size:
-        raise ConfigError(
-            f"algorithm.top_k: {words} tokens exceed the vocabulary of {policy.vocab_size}: give no more than that"
-        )
+    _check_words(words, policy)
     check_compile(model, build_titan(config), family)
     if getattr(config, role).placement == "with_trainer":
         check_layout(model, build_titan(config).parallelism, family)

@@ -8,12 +8,14 @@ Each is text or a list of messages (row_messages.py), one kind in all columns of
 ``chat_template_kwargs`` may stand beside them. Whatever is wrong is a ConfigError: one line with the row's place.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.numbers import as_float
 from titan_rl.data.rows.column_names import SAME, SHARED
 from titan_rl.data.rows.row_fields import joined, names, said, shown, text
 from titan_rl.data.rows.row_messages import Schema, messages, template_options, tools
@@ -211,7 +213,7 @@ def _words(conversation: list[Message]) -> list[tuple[str, str]]:
 def _margin(place: str, value: Any) -> float:
     if value is None:
         return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(as_float(value)):
         raise ConfigError(f"{place}: 'margin' is {shown(value)}: give a number")
     return float(value)
 

@@ -17,10 +17,14 @@ import numpy as np
 class ExpertShape:
     """Mixtures of experts of a model."""
 
-    num_layers: int
-    """Layers of the decoder, with or without experts."""
+    has_experts: tuple[bool, ...]
+    """Of each layer of the decoder."""
     num_experts: int
     per_token: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.has_experts)
 
 
 def compact(experts_TLK: np.ndarray, num_experts: int) -> np.ndarray:
@@ -56,14 +60,21 @@ def filled(experts_TLK: np.ndarray | None, context_CLK: np.ndarray, count: int) 
     return experts_TLK
 
 
-def check_experts(experts_TLK: np.ndarray, num_experts: int) -> None:
-    """Check of choices from a file. Errors: ValueError for an expert that there is not, or that is chosen twice."""
-    known_NLK = np.sort(experts_TLK[is_recorded(experts_TLK)], axis=2)
+def check_experts(experts_TLK: np.ndarray, shape: ExpertShape) -> None:
+    """Check of choices from a file.
+
+    Errors: ValueError for an expert that there is not or is chosen twice, or a token of which a part is recorded.
+    """
+    recorded_T = is_recorded(experts_TLK)
+    if (experts_TLK[~recorded_T] != np.iinfo(experts_TLK.dtype).max).any():
+        raise ValueError("experts of a token in some layers alone")
+    has_experts = np.array(shape.has_experts)
+    if experts_TLK[recorded_T][:, ~has_experts].any():
+        raise ValueError("experts in a layer that has none")
+    known_NLK = np.sort(experts_TLK[recorded_T][:, has_experts], axis=2)
     if not known_NLK.size:
         return
-    if int(known_NLK.max()) >= num_experts:
-        raise ValueError(f"expert {known_NLK.max()} of {num_experts}")
-    # a layer without experts has zeros
-    is_twice_NL = (known_NLK[..., 1:] == known_NLK[..., :-1]).any(axis=2) & known_NLK.any(axis=2)
-    if is_twice_NL.any():
+    if int(known_NLK.max()) >= shape.num_experts:
+        raise ValueError(f"expert {known_NLK.max()} of {shape.num_experts}")
+    if (known_NLK[..., 1:] == known_NLK[..., :-1]).any():
         raise ValueError("an expert that is chosen twice for a token")

@@ -3,6 +3,7 @@
 agreement_drift  trainer and generator come to disagree about the tokens that were sampled
 entropy_gone     the policy has become sure of each token, and is often wrong
 no_signal        in hardly any group one sample is better than another, and answers are often wrong
+no_teacher       no sample has a self-teacher, although answers are right
 slow_steps       steps take longer and yield less than those before them
 straggler        one actor takes much longer than its peers
 """
@@ -72,6 +73,13 @@ def _no_signal(records: Records) -> str:
     )
 
 
+def _no_teacher(records: Records) -> str:
+    share, accuracy = last_mean(records, "teacher_fraction"), last_mean(records, "accuracy")
+    if share is None or share > 0 or not accuracy:
+        return ""
+    return f"no sample has a self-teacher, with {accuracy:.0%} of the answers right: do reprompts fit into a row?"
+
+
 def _slow_steps(records: Records) -> str:
     """Both must hold: shorter answers make fewer tokens a second, and longer ones longer steps."""
     seconds, speed = change(records, "seconds_step"), change(records, "tokens_per_second_step")
@@ -103,6 +111,7 @@ LOOKS = {
     "agreement_drift": _agreement_drift,
     "entropy_gone": _entropy_collapse,
     "no_signal": _no_signal,
+    "no_teacher": _no_teacher,
     "slow_steps": _slow_steps,
     "straggler": _straggler,
 }

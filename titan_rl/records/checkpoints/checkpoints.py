@@ -150,7 +150,7 @@ class CheckpointFolder:
 
     def flaws(self) -> str:
         """Flaws of all checkpoints, as text."""
-        return ", ".join(f"of step {step}, {self.flaw(step)}" for step in self.steps()) or "there is none"
+        return ", ".join(f"of step {step}, {self.flaw(step) or 'whole'}" for step in self.steps()) or "there is none"
 
     def newest_complete(
         self, at_most: int | None = None, log: Callable[[str], None] = lambda text: None

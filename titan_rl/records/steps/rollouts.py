@@ -309,11 +309,13 @@ def _check_experts(name: str, rollout: Rollout, experts: ExpertShape | None) -> 
         if experts_TLK is not None:
             raise ValueError(f"{name} has routed experts, and algorithm.routing was not 'replay'")
         return
+    if experts_TLK is None and not rollout.num_model_tokens:  # nobody asked the model
+        return
     shape = len(rollout.tokens), experts.num_layers, experts.per_token
     if experts_TLK is None or experts_TLK.shape != shape:
         raise ValueError(f"{name} has routed experts {getattr(experts_TLK, 'shape', None)}, and should have {shape}")
     try:
-        check_experts(experts_TLK, experts.num_experts)
+        check_experts(experts_TLK, experts)
     except ValueError as error:
         raise ValueError(f"{name} has {error}") from None
     recorded_T, places = is_recorded(experts_TLK), np.flatnonzero(is_model(rollout.provenance))

@@ -20,11 +20,13 @@ from titan_rl.models.spec import model_config
 from titan_rl.trainer.titan_config import TitanConfig
 
 
-def experts_of(hf: PreTrainedConfig) -> ExpertShape | None:
+def experts_of(hf: PreTrainedConfig, family: Family | None = None) -> ExpertShape | None:
     """Mixtures of experts of a model; None if it has none."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    count = next((number for name in names if (number := getattr(hf, name, 0))), 0)
-    return ExpertShape(hf.num_hidden_layers, count, hf.num_experts_per_tok) if count else None
+    mixtures = [getattr(layer, "moe", None) for layer in model_config(hf, family).layers]
+    first = next((mixture for mixture in mixtures if mixture is not None), None)
+    if first is None:
+        return None
+    return ExpertShape(tuple(each is not None for each in mixtures), first.num_experts, first.router.top_k)
 
 
 def check_replay(hf: PreTrainedConfig, family: Family | None = None) -> None:

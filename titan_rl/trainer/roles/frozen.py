@@ -7,6 +7,7 @@ Dimensions: S trained tokens of a row.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ class PolicyWithoutAdapters(FrozenRole):
         self.gives, self.model, self.num_words, self._adapters = gives, model, 0, model.adapters
 
     def measure(self, rows: list[Row], num_words: int = 0) -> list[torch.Tensor | None]:
-        with self._adapters.disabled():
-            return super().measure(rows, num_words)
+        with self._adapters.disabled():  # its routers choose for themselves
+            return super().measure([replace(row, routed_experts=None) for row in rows], num_words)
 
 
 def roles_with_trainer(

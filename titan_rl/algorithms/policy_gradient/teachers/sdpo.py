@@ -24,6 +24,7 @@ from pydantic import Field
 
 from titan_rl.algorithms.arithmetic.advantages import group_relative, rewards_of
 from titan_rl.algorithms.base import Advantages, LossInputs, Refined, provided
+from titan_rl.algorithms.policy_gradient.base import PolicyGradient
 from titan_rl.algorithms.policy_gradient.teachers.distillation import Distillation, DistillationSettings
 from titan_rl.data.types import Rollout
 
@@ -74,12 +75,14 @@ class SDPO(Distillation):
         if self.settings.top_k:
             return Refined(inputs.advantage_S)
         weight, has_teacher_S = self.settings.distillation_weight, provided(inputs.teacher_mask_S) > 0
-        teacher_S = torch.where(has_teacher_S, provided(inputs.teacher_logprob_S), self._old_logprob(inputs))
-        told_S = super().refine(replace(inputs, teacher_logprob_S=teacher_S)).advantage_S
-        return Refined((1 - weight) * inputs.advantage_S + weight * told_S)
+        reward_S = provided(inputs.teacher_logprob_S) - self._old_logprob(inputs)
+        told_S = self._to_go(inputs, torch.where(has_teacher_S, reward_S, 0), self.settings.discount)
+        advantage_S = (1 - weight) * inputs.advantage_S + weight * told_S
+        return PolicyGradient.refine(self, replace(inputs, advantage_S=advantage_S))
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         has_teacher_S = provided(inputs.teacher_mask_S) > 0
         teacher_S = torch.where(has_teacher_S, provided(inputs.teacher_logprob_S), inputs.logprob_S.detach())
         weight_S = torch.where(has_teacher_S, inputs.weight_S, 0) if self.settings.top_k else inputs.weight_S
-        return super().loss(replace(inputs, teacher_logprob_S=teacher_S, weight_S=weight_S))
+        loss, metrics = super().loss(replace(inputs, teacher_logprob_S=teacher_S, weight_S=weight_S))
+        return loss, metrics | {"teacher_fraction": (has_teacher_S & (inputs.weight_S > 0)).sum()}

@@ -1,6 +1,7 @@
 """What is watched: a run, or folders of ``titan-rl eval``, and what was read of it before."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
@@ -71,7 +72,7 @@ class WatchedEvaluations:
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         """``names``: of the folders in this one."""
-        self.name = names[0] if len(names) == 1 else folder.name or str(folder)
+        self.name = names[0] if len(names) == 1 or not is_name(folder.name) else folder.name
         self.evaluations = Evaluations(folder, names)
 
 
@@ -87,7 +88,18 @@ def watched(roots: Iterable[Path]) -> list[Watched | WatchedEvaluations]:
             shown.append(_run(root))
         else:
             evaluations.setdefault(folder.parent, []).append(folder.name)
-    return shown + [WatchedEvaluations(*each) for each in evaluations.items()]
+    shown += [WatchedEvaluations(*each) for each in evaluations.items()]
+    _tell_apart(shown)
+    return shown
+
+
+def _tell_apart(shown: list[Watched | WatchedEvaluations]) -> None:
+    """Number those that have one name."""
+    counts, numbers = Counter(each.name for each in shown), Counter[str]()
+    for each in shown:
+        if counts[name := each.name] > 1:
+            numbers[name] += 1
+            each.name = f"{name} ({numbers[name]})"
 
 
 def _evaluation(root: Path) -> Path | None:

@@ -28,7 +28,7 @@ class GSM8KTask(SuiteTask):
 
     OPTIONS = GSM8KOptions
     options: GSM8KOptions
-    INSTRUCTION = 'Think step by step, and end with a line "#### N", where N is the answer, a number.'
+    INSTRUCTION = 'Think step by step, and write the final answer, a number, behind "####" in the last line.'
 
     def _row(self, place: str, columns: dict[str, Any]) -> DataRow:
         question, solution = (text_column(place, columns, name) for name in ("question", "answer"))
