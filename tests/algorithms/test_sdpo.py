@@ -10,7 +10,8 @@ from titan_rl.algorithms.base import LossInputs
 from titan_rl.algorithms.policy_gradient.teachers.distillation import Distillation
 from titan_rl.algorithms.policy_gradient.teachers.sdpo import SDPO
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.controller.preflight.checks import check
+from titan_rl.controller.interactive.change_settings import _check_roles
+from titan_rl.controller.preflight.checks import check, resolve
 from titan_rl.environments.rollout.reprompts import reprompted
 
 SAMPLED = torch.tensor([-1.0, -2.0, -0.5, -3.0])
@@ -91,6 +92,14 @@ def test_what_does_not_go_together_is_refused(tables, said):
     config = {**tables, "algorithm": {"name": "sdpo", **tables.get("algorithm", {})}}
     with pytest.raises(ConfigError, match=said):
         check(load_config(None, config))
+
+
+@pytest.mark.parametrize(("begun", "template"), [("grpo", {}), ("sdpo", {"reprompt_template": "{solution}, {prompt}"})])
+def test_a_run_cannot_begin_with_it_while_it_goes_on(begun, template):
+    checked = resolve(load_config(None, {"algorithm": {"name": begun}}))
+    config = load_config(None, {"algorithm": {"name": "sdpo", **template}})
+    with pytest.raises(ConfigError, match="algorithm: .*self.teacher.* give it with resume=True"):
+        _check_roles(checked, config, "algorithm")
 
 
 def test_by_words_every_key_of_all_forms_counts():

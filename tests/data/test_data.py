@@ -135,6 +135,9 @@ def test_labels_and_margins_are_kept(label, value):
     pair = {"prompt": "q", "chosen": "a", "rejected": "b"}
     assert read_row("here", pair | {"margin": 2}, "pairs", "auto").value == 2.0
     assert read_row("here", pair, "pairs", "auto").value == 0.0
+    for margin in (10**400, float("nan"), True, "2"):
+        with pytest.raises(ConfigError, match="here: 'margin' is .*: give a number"):
+            read_row("here", pair | {"margin": margin}, "pairs", "auto")
 
 
 # mistakes

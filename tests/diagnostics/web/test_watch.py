@@ -600,6 +600,9 @@ def test_a_folder_of_titan_rl_eval_is_shown_alone_or_beside_another(tmp_path):
     found = alone.evaluations.overview("before", "", "before")
     assert isinstance(alone, WatchedEvaluations) and alone.name == "after" and found.names == ["after"]
     assert found.record and found.beside is None and found.statuses == ["ok", "truncated"]
+    evaluated(tmp_path / "elsewhere", Place("after", "sums"), lambda n, sample: True, EVIL)
+    apart = watched([tmp_path / "elsewhere" / "after", tmp_path / "after"])
+    assert [each.name for each in apart] == ["after (1)", "after (2)"]
     (tmp_path / "before" / "evaluation.json").write_text("{}")
     run = watched_run.make(tmp_path / "run").root
     shown, both = watched([tmp_path / "before", run, tmp_path / "after"])
