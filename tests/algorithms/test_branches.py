@@ -301,7 +301,8 @@ def test_no_algorithm_stumbles_over_it(name):
     assert sum(len(row.owners) for row in batch_of(algorithm, group=EMPTY)) == 6
     nobody = batch_of(algorithm, group=Group("p", EMPTY.rollouts[3:]))
     algorithm.normalizes_batch = False
-    zeros = dict.fromkeys(("value_S", "process_reward_S", "teacher_logprob_S"), lambda tokens: 0.0 * tokens)
+    names = ("value_S", "process_reward_S", "teacher_logprob_S", "teacher_mask_S")
+    zeros = dict.fromkeys(names, lambda tokens: 0.0 * tokens)
     for row in prepared(algorithm, nobody, **zeros):
         assert not row.owners and not row.weight_S.any() and np.isfinite(row.advantage_S).all()
 

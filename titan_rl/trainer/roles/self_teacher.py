@@ -1,4 +1,4 @@
-"""The self-teacher: the policy, as it is or was at first, which reads a right answer before it judges another one.
+"""The self-teacher: the policy, which reads a right answer before it judges another one.
 
 Its rows are made here, in the trainer: of each sample with a reprompt, that prompt and the sample's own answer. They go
 through the model as rows of their own, and what it says of the answer's tokens becomes columns of the sample's row.
