@@ -342,7 +342,7 @@ def test_a_conversation_whose_turns_end_with_the_next_ones_beginning_is_learned_
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (QWEN_3.replace("ask", "") + "{{ ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'] | random }}", "otherwise each time"),
+        (QWEN_3.replace("ask", "") + "{{ range(99_999) | random }}", "otherwise each time"),
         ("{% for m in messages %}<|im_start|>{{ m.role }}<|im_end|>\n{% endfor %}", "does not render a user's message"),
         ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}", "no generation"),
     ],
