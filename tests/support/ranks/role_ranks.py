@@ -33,13 +33,17 @@ ALGORITHMS = {
 """The role that each needs, if any, and its section of the TOML."""
 
 
+_OF_SELF_TEACHERS = ("llama", "qwen3", "dp2", "pp2")
+"""Layouts of algorithms without another model: the reference of each, rows that ranks share out, and stages."""
+
+
 def with_algorithms(layouts: dict[str, Layout]) -> dict[str, Layout]:
     """Each layout with each of the algorithms, whose name then ends that of the layout."""
     return {
         f"{name}, {algorithm}": layout
         for name, layout in layouts.items()
         for algorithm, (role, _) in ALGORITHMS.items()
-        if role or not layout.start_from
+        if role or name in _OF_SELF_TEACHERS
     }
 
 
