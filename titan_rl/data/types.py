@@ -429,8 +429,8 @@ class Sampling:
     decoding: Decoding = Decoding()
     routed_experts: bool = False
     """Whether the experts that tokens went through are recorded."""
-    reprompt: str = ""
-    """Template of what a self-teacher reads (algorithms/policy_gradient/teachers/sdpo.py); empty: there is none."""
+    reprompt_template: str = ""
+    """What a self-teacher reads (algorithms/policy_gradient/teachers/sdpo.py); empty: there is none."""
 
 
 @dataclass(frozen=True)

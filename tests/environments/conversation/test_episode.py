@@ -261,7 +261,9 @@ def test_each_sample_is_reprompted_with_another_ones_right_answer():
         return [Score("ok", {"right": float(answers[0] in ("2", "02"))}) for answers in rollouts], 0.0
 
     def group(*answers: str, **settings):
-        sampling = Sampling(len(answers), 8, 1.0, settings.pop("max_tokens", 64), reprompt="{prompt}[{solution}]")
+        sampling = Sampling(
+            len(answers), 8, 1.0, settings.pop("max_tokens", 64), reprompt_template="{prompt}[{solution}]"
+        )
         parts = dict(tokenizer=TOKENIZER, ask=Generator(*answers), score=score, sampling=sampling, seed=1)
         return asyncio.run(run_group(PROMPT, task=OneTurn(), step_timeout=60, **parts))
 

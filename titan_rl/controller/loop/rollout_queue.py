@@ -85,8 +85,8 @@ class RolloutQueue:
         on_score_retried: OnScoreRetried = lambda *_: None,
     ):
         """``max_tokens``: of a rollout, prompt included. ``reprompt_template``: of a self-teacher, where the algorithm
-        has one. ``on_score_failed`` hears of samples without a score,
-        ``on_score_retried`` of prompts that are sampled again for such."""
+        has one. ``on_score_failed`` hears of samples without a score, ``on_score_retried`` of prompts that are sampled
+        again for such."""
         self.config, self.stream, self.ledger, self.dispatcher = config, stream, ledger, dispatcher
         self.admission, self.weights = admission, weights
         self.on_score_failed, self.on_score_retried = on_score_failed, on_score_retried
@@ -113,7 +113,7 @@ class RolloutQueue:
             *lengths,
             decoding=decoding_of(rollout),
             routed_experts=replays,
-            reprompt=self.reprompt_template,
+            reprompt_template=self.reprompt_template,
         )
 
     def restart(self, backlog: deque[Prompt], version: int) -> None:

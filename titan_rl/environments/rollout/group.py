@@ -89,7 +89,7 @@ async def run_group(
         episode.finish(prompt, sample, scored, by_model)
         for sample, (episode, scored, by_model) in enumerate(zip(episodes, scores, judged, strict=True))
     ]
-    if sampling.reprompt:
+    if sampling.reprompt_template:
         answers = [episode.answers for episode in episodes]
         add_reprompts(rollouts, answers, prompt, task, tokenizer, sampling)
     return Group(

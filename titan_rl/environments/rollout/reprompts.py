@@ -39,7 +39,7 @@ def add_reprompts(
             continue
         solution = answers[peer][0]
         if solution not in encoded:
-            encoded[solution] = _encoded(sampling.reprompt, prompt, task, tokenizer, solution)
+            encoded[solution] = _encoded(sampling.reprompt_template, prompt, task, tokenizer, solution)
         reprompt = encoded[solution]
         if reprompt is not None and len(reprompt) + rollout.num_model_tokens <= sampling.max_tokens:
             rollout.reprompt = reprompt
