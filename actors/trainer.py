@@ -108,10 +108,13 @@ class Trainer(Actor):
         from titan_rl.trainer.memory.offloading import offload
 
         inject_fault("offload")
-        if self.writer is not None:
-            self.writer.wait()
+        if self.learner.device.type != "cpu":  # a CPU is its own host, and nothing moves
+            if self.writer is not None:
+                self.writer.wait()
+            if self.saver is not None:
+                self.saver.wait_until_copied()
         if self.snapshots is not None:
-            self.snapshots.before_move()
+            self.snapshots.offload()
         if not self.moved:
             self.moved = offload(self.learner)
 
@@ -156,6 +159,8 @@ class Trainer(Actor):
         """Parameters may change only when nobody copies them any more."""
         if self.writer is not None:
             self.writer.wait_until_copied()
+        if self.saver is not None:
+            self.saver.wait_until_copied()
         if self.snapshots is not None:
             self.snapshots.before_update()
 
@@ -343,10 +348,11 @@ class Trainer(Actor):
         self.writer.stage(version, epoch)
 
     @endpoint
-    def begin_checkpoint(self, folder: str, shards: str = "") -> None:
-        """Copy the state; a thread writes it into ``folder``, or a store's ``shards``, while training goes on."""
+    def begin_checkpoint(self, folder: str, shards: str = "", copies: bool = True) -> None:
+        """Copy the state; a thread writes it into ``folder``, or a store's ``shards``, while training goes on.
+        ``copies``: else it writes the state itself, and the next update waits for it."""
         assert self.saver is not None
-        self.saver.begin(Path(folder), shards)
+        self.saver.begin(Path(folder), shards, copies=copies)
 
     @endpoint
     def checkpoint_outcome(self) -> str | None:

@@ -155,7 +155,7 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     finite = SimpleNamespace(weights_are_finite=True)
     checkpointing = SimpleNamespace(timeout=60.0, saved_step=3, writing=None, finish=finish)
     controller.shutdown = Shutdown(
-        tmp_path, None, checkpointing, finite, controller.progress, save=save, log=print, export_dtype="auto"
+        tmp_path, None, checkpointing, finite, controller.progress, save_last=save, log=print, export_dtype="auto"
     )
     controller._is_between_steps, saved = True, []
     asyncio.run(controller.rescue(RuntimeError("between two steps")))

@@ -256,7 +256,7 @@ def rescued(timeout: float, error: BaseException, *, step: int = 3, is_between_s
         shutdown = Shutdown(
             *(RunDir(Path("run")), trainer, checkpointing, SimpleNamespace(weights_are_finite=True)),
             SimpleNamespace(step=step),
-            save=save,
+            save_last=save,
             log=said.append,
             export_dtype="auto",
         )

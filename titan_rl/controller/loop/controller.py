@@ -100,7 +100,7 @@ class Controller(Loop):
         self.log = components.reporter.display.log
         self.shutdown = Shutdown(
             *(run_dir, self.trainer, self.checkpointing, self.nonfinite_batches, self.progress),
-            save=self.save,
+            save_last=partial(self.save, is_last=True),
             log=self.log,
             export_dtype=config.checkpoint.export_dtype,
         )
@@ -331,11 +331,11 @@ class Controller(Loop):
             await self.stop.interrupts(work)
         return result
 
-    async def save(self) -> None:
-        """Begin a checkpoint of this step; it is written while the run goes on."""
+    async def save(self, *, is_last: bool = False) -> None:
+        """Begin a checkpoint of this step; it is written while the run goes on. ``is_last``: no update follows."""
         progress, before = self.progress, self.progress.held_out_before
         position = self.recovery.stream.position
         seconds = progress.seconds_training
         await self.checkpointing.begin(
-            ControllerState(progress.step, position, before.as_dict() if before else None, seconds)
+            ControllerState(progress.step, position, before.as_dict() if before else None, seconds), is_last=is_last
         )

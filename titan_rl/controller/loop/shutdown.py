@@ -118,20 +118,20 @@ class Shutdown:
         nonfinite_batches: "NonfiniteBatches",
         progress: "Progress",
         *,
-        save: Callable[[], Awaitable[None]],
+        save_last: Callable[[], Awaitable[None]],
         log: Log,
         export_dtype: str,
     ):
-        """``save``: begins a checkpoint of the step at hand. ``export_dtype``: of the model that is left."""
+        """``save_last``: begins a checkpoint of the step at hand, after which none follows. ``export_dtype``: of the model that is left."""
         self.run_dir, self.trainer, self.checkpointing = run_dir, trainer, checkpointing
-        self.nonfinite_batches, self.progress, self.save, self.log = nonfinite_batches, progress, save, log
+        self.nonfinite_batches, self.progress, self.save_last, self.log = nonfinite_batches, progress, save_last, log
         self.export_dtype = export_dtype
 
     async def complete(self) -> None:
         """A checkpoint, and the model as a Hugging Face directory (with its adapter, if it has one): in the trainer's
         turn, since both take memory, and nobody samples any more."""
         await self.trainer.take_devices()
-        await self.save()
+        await self.save_last()
         await self.checkpointing.finish()
         await self._save_model()
 
@@ -145,7 +145,7 @@ class Shutdown:
             return
         try:
             if self._has_news(error):
-                await within(seconds, "saving the last checkpoint", self.save())
+                await within(seconds, "saving the last checkpoint", self.save_last())
                 await within(seconds, "writing the last checkpoint", self.checkpointing.finish())
                 if self.checkpointing.saved_step == step:
                     self.log(f"step {step} is saved")

@@ -67,7 +67,7 @@ class OfflineController(Loop):
         self.log = parts.reporter.display.log
         self.shutdown = Shutdown(
             *(run_dir, self.trainer, self.checkpointing, self.nonfinite_batches, self.progress),
-            save=self.save,
+            save_last=partial(self.save, is_last=True),
             log=self.log,
             export_dtype=self.steps.config.checkpoint.export_dtype,
         )
@@ -238,9 +238,9 @@ class OfflineController(Loop):
         record = partial(self.reporter.suite_evaluated, step)
         await self.stop.interrupts(evaluate_suites(self.meshes, self.suites, self.steps.config, record))
 
-    async def save(self) -> None:
-        """Begin a checkpoint of this step; it is written while the run goes on."""
+    async def save(self, *, is_last: bool = False) -> None:
+        """Begin a checkpoint of this step; it is written while the run goes on. ``is_last``: no update follows."""
         progress, before = self.progress, self.progress.held_out_before
         position = self.steps.position(progress.step)
         state = ControllerState(progress.step, position, before and before.as_dict(), progress.seconds_training)
-        await self.checkpointing.begin(state)
+        await self.checkpointing.begin(state, is_last=is_last)

@@ -3,7 +3,7 @@
     begin ──▶ ranks copy their state ──▶ threads of theirs write ──▶ checksums, ledger to disk, rename
     (steps wait for this)                (steps go on)
 
-At most one is in flight; the next waits for it. Where one cannot be written, the run says so and goes on, and the
+The last one of a run is written without a copy. At most one is in flight; the next waits for it. Where one cannot be written, the run says so and goes on, and the
 checkpoints before it stay.
 """
 
@@ -66,8 +66,9 @@ class Checkpointing:
         """Set the checkpoint that the run resumed from."""
         self.saved_step = step
 
-    async def begin(self, state: ControllerState) -> None:
-        """Begin a checkpoint of the trainer's current state. Errors: an actor's fault."""
+    async def begin(self, state: ControllerState, *, is_last: bool = False) -> None:
+        """Begin a checkpoint of the trainer's current state. ``is_last``: no update follows. Errors: an actor's fault.
+        """
         await self.finish()
         start = time.perf_counter()
         try:
@@ -75,7 +76,8 @@ class Checkpointing:
         except OSError as error:
             self._warn(state.step, error)
             return
-        await self.trainer.call(TrainerEndpoints.begin_checkpoint(HostPath(folder), self.folder.shards(folder)))
+        place = HostPath(folder), self.folder.shards(folder)
+        await self.trainer.call(TrainerEndpoints.begin_checkpoint(*place, not is_last))
         self._writing = asyncio.create_task(self._write(folder, state, start, time.perf_counter() - start))
 
     async def _write(self, folder: Path, state: ControllerState, start: float, seconds_begin: float) -> None:

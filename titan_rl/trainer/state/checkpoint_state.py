@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from titan_rl.compat.torch.checkpoint import FsspecWriter
@@ -85,6 +85,15 @@ def _model_state(learning: "LearningModel", *, adapters_alone: bool = False) -> 
     }
 
 
+class _NoStager(AsyncStager):
+    """Writes the state itself."""
+
+    _synchronize_after_execute = False
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return state_dict
+
+
 class BackgroundSave:
     """Background save of a rank's state: a thread writes a copy, one save at a time."""
 
@@ -95,14 +104,16 @@ class BackgroundSave:
         group = dist.new_group(backend="gloo", timeout=timeout)
         assert isinstance(group, dist.ProcessGroup)  # of all ranks, this one too
         self._group = group
-        self._stager = DefaultStager(StagingOptions(False, False, False, False))
         self._writing: Future | None = None
+        self._is_copied = True
+        """Whether the state may change while it is written."""
 
-    def begin(self, folder: Path, shards: str = "") -> None:
+    def begin(self, folder: Path, shards: str = "", *, copies: bool = True) -> None:
         """Begin a save; all ranks call it. The present state goes into ``folder``, which gets its final name later, or
         into ``shards``, a place in a store (data/storage/shards.py).
 
-        Errors: RuntimeError if the save before is still being written.
+        ``copies``: whether a copy is written, which is as large as the state; else ``wait_until_copied`` waits for the
+        end. Errors: RuntimeError if the save before is still being written.
         """
         if self._writing is not None and not self._writing.done():
             raise RuntimeError("a checkpoint was begun while the one before is still being written")
@@ -110,10 +121,15 @@ class BackgroundSave:
             self.learner.state(),
             storage_writer=self._writer(folder, shards),
             process_group=self._group,
-            async_stager=self._stager,
+            async_stager=None if copies else _NoStager(),
         )
         assert isinstance(writing, Future)  # as it is unless staging is asynchronous, too
-        self._writing = writing
+        self._writing, self._is_copied = writing, copies
+
+    def wait_until_copied(self) -> None:
+        """Wait until the state may change."""
+        if self._writing is not None and not self._is_copied:
+            wait([self._writing])
 
     def _writer(self, folder: Path, shards: str) -> FileSystemWriter:
         part = self.learner.part

@@ -91,9 +91,9 @@ class Snapshots(ABC):
     def before_update(self) -> None:
         """Prepare for a change of the parameters; the last snapshot was begun in an earlier call of all ranks."""
 
-    def before_move(self) -> None:
-        """Prepare for a move of the parameters: wait for a copy under way."""
-        self.writer.wait()
+    @abstractmethod
+    def offload(self) -> None:
+        """Prepare for the generators' turn; all ranks have ended the step."""
 
     def let_go(self) -> None:
         """Release the learner; existing snapshots can still be loaded."""

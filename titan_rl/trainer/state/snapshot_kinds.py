@@ -6,8 +6,9 @@ A GPU's state is copied after a step, beside the next forward. A CPU computes wi
 
 Between two updates nothing changes, so the state is its own snapshot; the copy is what there is while it is updated,
 and until all ranks have the next step. That is one copy less than where the state lives elsewhere. Where memory is
-short, the copy is given up when all ranks have ended the step, and what a forward and a backward took before it is made
-again: no moment holds both. Its pages are new then, which costs some time.
+short, the copy is given up when all ranks have ended the step, beside what generators do in their turn, and what a
+forward and a backward took before it is made again: no moment holds both. Its pages are new then, which costs some
+time.
 """
 
 from typing import TYPE_CHECKING
@@ -42,8 +43,8 @@ class CopiedSnapshots(Snapshots):
         self.writer.copies[slot] = [(place, tensor.memory) for tensor, place in places]
         self._begin(step, slot)
 
-    def before_move(self) -> None:
-        super().before_move()
+    def offload(self) -> None:
+        self.writer.wait()  # for moments are about to move
         self.writer.copies = [[] for _ in range(NUM_SLOTS)]
 
     def settle(self) -> None:
@@ -89,8 +90,17 @@ class SnapshotsInPlace(Snapshots):
 
     def settle(self) -> None:
         self.writer.wait()
-        if self._spares_memory and self.region.header.stamps[_STATE] >= 0:
-            self.region.header.stamps[_COPY] = FAILED
+        self._drop_copy()
+
+    def offload(self) -> None:
+        if self._spares_memory:
+            self.writer.follow(self._drop_copy)
+
+    def _drop_copy(self) -> None:
+        """Where memory is spared, if the state is whole."""
+        stamps = self.region.header.stamps
+        if self._spares_memory and stamps[_STATE] >= 0:
+            stamps[_COPY] = FAILED
             drop_shared_contents(self.region.slots[_COPY])
 
     def before_update(self) -> None:
