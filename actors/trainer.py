@@ -163,6 +163,7 @@ class Trainer(Actor):
             self.saver.wait_until_copied()
         if self.snapshots is not None:
             self.snapshots.before_update()
+        inject_fault("update")
 
     def _end_step(self, snapshot: int | None) -> None:
         check_peers()

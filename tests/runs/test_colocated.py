@@ -148,6 +148,7 @@ FAULTS = [
     ("trainer rank 0", "kill at onload"),
     ("trainer rank 0", "kill at offload"),
     ("trainer rank 0", "kill at work"),
+    ("trainer rank 0", "kill at update"),
     ("generator 0", "raise at sleep"),
     ("trainer rank 0", "raise at offload"),
 ]

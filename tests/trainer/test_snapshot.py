@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_learner import batch_of, train, weights
 
+from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import load_config
 from titan_rl.mesh.channel.memory.region import WRITING
 from titan_rl.mesh.channel.snapshots.keeper import SnapshotKeeper, fetch_step
@@ -17,7 +18,7 @@ from titan_rl.mesh.channel.sources import TornRead
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
-from titan_rl.trainer.state.snapshot_kinds import CopiedSnapshots, SnapshotsInPlace
+from titan_rl.trainer.state.snapshot_kinds import CopiedSnapshots, SnapshotsInPlace, spares_memory
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
@@ -32,6 +33,7 @@ def make_learner(tmp_path):
 
 
 SPARING = partial(SnapshotsInPlace, spares_memory=True)
+COLOCATED = {"placement": {"mode": "colocated"}}
 
 
 @pytest.fixture(params=[CopiedSnapshots, SnapshotsInPlace, SPARING], ids=["copied", "in place", "in place, sparing"])
@@ -54,6 +56,12 @@ def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, kind, was_ke
     keeper = keeper_of(snapshots)
     torch.manual_seed(5)
     snapshots.take(steps_before)
+    assert snapshots.steps() == [steps_before]
+
+    def slot() -> torch.Tensor:
+        return fetch_step(keeper.handle, steps_before) if was_kept else snapshots.slot_of(steps_before).clone()
+
+    slot_before = slot() if kind is SPARING else None  # which lasts until the next update
     saved = weights(learner)
     wanted = [train(learner, seed) for seed in (7, 8)]
     random_wanted = torch.rand(1)
@@ -61,10 +69,7 @@ def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, kind, was_ke
 
     other = make_learner()
     train(other, 3)
-    slot = snapshots.slot_of(steps_before)
-    if was_kept:
-        slot = fetch_step(keeper.handle, steps_before)
-    load_snapshot(other, slot)
+    load_snapshot(other, slot() if slot_before is None else slot_before)
     loaded = weights(other)
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
     got = [train(other, seed) for seed in (7, 8)]
@@ -85,7 +90,8 @@ def test_two_steps_are_kept_and_the_oldest_goes(make_learner, kind):
     for step in range(1, 5):
         learner.train(batch_of(step).rows[0], True)
         snapshots.take(step)
-        assert snapshots.steps() == keeper.steps() == [s for s in (step - 1, step) if s > 0]
+        kept = (step,) if kind is SPARING else (step - 1, step)
+        assert snapshots.steps() == keeper.steps() == [s for s in kept if s > 0]
     keeper.close()
 
 
@@ -103,17 +109,16 @@ def test_a_half_written_step_is_no_step(make_learner, kind, is_stamped):
         stamps = snapshots.region.header.stamps
         stamps[stamps == 2] = WRITING
     keeper = keeper_of(snapshots)
-    assert keeper.steps() == [1]
+    assert keeper.steps() == ([] if kind is SPARING else [1])
     with pytest.raises(TornRead, match="fails its checksum" if is_stamped else "not 2"):
         fetch_step(keeper.handle, 2)
     keeper.close()
 
 
-@pytest.mark.parametrize("in_place", [SnapshotsInPlace, SPARING])
-def test_in_place_a_step_stays_until_all_ranks_have_the_next(make_learner, in_place):
-    """Through the update that follows, and until its own copy is there, or is not wanted any more."""
+def test_in_place_a_step_stays_until_all_ranks_have_the_next(make_learner):
+    """Through the update that follows, and until its own copy is there."""
     learner = make_learner()
-    snapshots = in_place(0, learner)
+    snapshots = SnapshotsInPlace(0, learner)
     keeper, held = keeper_of(snapshots), [one.memory for one in snapshots.layout.held]
     snapshots.take(0)
     for step in (1, 2):
@@ -130,29 +135,42 @@ def test_in_place_a_step_stays_until_all_ranks_have_the_next(make_learner, in_pl
         snapshots.take(step)
         assert snapshots.steps() == keeper.steps() == [step - 1, step], "others may still be at the step before"
         snapshots.settle()
-        assert snapshots.steps() == keeper.steps() == ([step] if in_place is SPARING else [step - 1, step])
+        assert snapshots.steps() == keeper.steps() == [step - 1, step]
     keeper.close()
 
 
-def test_where_memory_is_spared_a_copy_takes_none_before_it_is_made(make_learner):
-    """A step that changed nothing has one too: other ranks may not have ended it."""
+def test_where_memory_is_spared_there_is_the_state_alone(make_learner):
+    """Whole between two updates, and in the middle of one no snapshot at all."""
     learner = make_learner()
     snapshots = SPARING(0, learner)
     keeper, state = keeper_of(snapshots), snapshots.region.slot_bytes
-
-    def held() -> int:
-        return os.fstat(snapshots.region.fd).st_blocks * 512
-
     snapshots.take(0)
-    snapshots.settle()
-    assert keeper.steps() == [0] and held() < 1.1 * state
-    snapshots.take(1)
-    assert snapshots.steps() == keeper.steps() == [0, 1] and held() > 1.9 * state
-    snapshots.settle()
-    assert keeper.steps() == [1] and held() < 1.1 * state
-    snapshots.before_update()
-    assert keeper.steps() == [1] and held() > 1.9 * state
+    for step in (1, 2):
+        assert snapshots.steps() == keeper.steps() == [step - 1]
+        snapshots.before_update()
+        assert snapshots.steps() == keeper.steps() == []
+        learner.train(batch_of(step).rows[0], True)
+        snapshots.take(step)
+        assert snapshots.steps() == keeper.steps() == [step]
+    snapshots.take(3)
+    assert snapshots.steps() == keeper.steps() == [3], "a step that changed nothing has one too"
+    assert os.fstat(snapshots.region.fd).st_blocks * 512 < 1.1 * state
     keeper.close()
+
+
+@pytest.mark.parametrize(
+    "tables, spares",
+    [
+        ({}, False),
+        (COLOCATED, True),
+        (COLOCATED | {"algorithm": {"updates_per_batch": 2}}, False),
+        (COLOCATED | {"algorithm": {"name": "ppo"}}, False),
+    ],
+)
+def test_memory_is_spared_in_turns_if_a_step_is_one_update(tables, spares):
+    """Else a death is as likely as not between two of them."""
+    config = load_config(None, tables)
+    assert spares_memory(config, make_algorithm(config.algorithm, []).needs) == spares
 
 
 def test_in_place_the_state_lies_in_the_memory_that_is_kept(make_learner, tmp_path):

@@ -116,9 +116,8 @@ def test_in_turns_less_is_held_at_once():
     awake = of["generators"]["weights"] + of["generators"]["KV cache"]
     step = of["trainer"]["gradients"] + of["trainer"]["activations"]
     whole = sum(need.total for need in needs)
-    # the copy and a pass are not there at one time
-    spared = awake + min(of["trainer"]["activations"], of["trainer"]["snapshots"])
-    assert held_at_once(checked.config, needs) == whole - min(spared, step) < whole
+    assert held_at_once(checked.config, needs) == whole - min(awake, step) < whole
+    assert "snapshots" not in of["trainer"], "the state itself is the only one"
     certain = held_at_once(checked.config, needs, ("activations",))
     assert certain == whole - of["trainer"]["activations"] - min(of["trainer"]["gradients"], awake)
     assert check_memory(checked).endswith("; in turns")

@@ -122,7 +122,8 @@ class Shutdown:
         log: Log,
         export_dtype: str,
     ):
-        """``save_last``: begins a checkpoint of the step at hand, after which none follows. ``export_dtype``: of the model that is left."""
+        """``save_last``: begins a checkpoint of the step at hand, after which no update follows. ``export_dtype``: of
+        the model that is left."""
         self.run_dir, self.trainer, self.checkpointing = run_dir, trainer, checkpointing
         self.nonfinite_batches, self.progress, self.save_last, self.log = nonfinite_batches, progress, save_last, log
         self.export_dtype = export_dtype

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from titan_rl.config.device_defaults import MIN_WIDE_SEQUENCES
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config, LoraConfig
-from titan_rl.controller.planning.colocated_memory import OF_A_PASS, OF_ITS_TURN, peak
+from titan_rl.controller.planning.colocated_memory import OF_ITS_TURN, peak
 from titan_rl.controller.preflight.checks import Checked, read_config
 from titan_rl.kernels.linear_logprob import multiplies_wide
 from titan_rl.mesh.channel.memory.region import NUM_SLOTS
@@ -137,12 +137,7 @@ def _is_elsewhere(config: Config) -> bool:
 def held_at_once(config: Config, needs: list[Need], but: tuple[str, ...] = ()) -> float:
     """Bytes of this machine's memory, at most at any time; ``but`` for what has such reasons."""
     in_turns = {TRAINER} if config.placement.mode == "colocated" else ()
-    spares = DEVICE_TYPE == "cpu" and spares_memory(config) and not config.lora.rank
-    # then the copy is not there while a forward and a backward are under way, nor these while it is
-    return max(
-        peak([(need.role, _without(need, (*but, *absent))) for need in needs], in_turns, OF_ITS_TURN)
-        for absent in ((("snapshots",), OF_A_PASS) if spares else ((),))
-    )
+    return peak([(need.role, _without(need, but)) for need in needs], in_turns, OF_ITS_TURN)
 
 
 def _without(need: Need, reasons: tuple[str, ...]) -> dict[str, float]:
@@ -230,9 +225,13 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
     weights = sum(model.parameters for model in models) * WEIGHT * copies
     trained = sum(model.trained for model in models) * copies
     needs: dict[str, float] = {"weights": weights, "gradients": trained * GRADIENT, "moments": trained * MOMENTS}
-    if config.recovery.snapshot_every:
-        copies = NUM_SLOTS if config.lora.rank else NUM_SLOTS - 1  # else the state itself lies in the other slot
-        needs["snapshots"] = copies * trained * (WEIGHT + MOMENTS)
+    state = trained * (WEIGHT + MOMENTS)
+    if config.recovery.snapshot_every and config.lora.rank:
+        needs["snapshots"] = NUM_SLOTS * state
+    elif config.recovery.snapshot_every and not spares_memory(config, checked.algorithm.needs):
+        needs["snapshots"] = state  # and the state itself lies in the other slot
+    if config.checkpoint.every:
+        needs["checkpoint being written"] = state
     if config.has_generators:
         needs["weights to send"] = NUM_SLOTS * _sent(config, size)
     groups = titan.batch_degree * parallelism.context_parallel_degree

@@ -3,8 +3,8 @@
     begin ──▶ ranks copy their state ──▶ threads of theirs write ──▶ checksums, ledger to disk, rename
     (steps wait for this)                (steps go on)
 
-The last one of a run is written without a copy. At most one is in flight; the next waits for it. Where one cannot be written, the run says so and goes on, and the
-checkpoints before it stay.
+The last one of a run is written without a copy. At most one is in flight; the next waits for it. Where one cannot be
+written, the run says so and goes on, and the checkpoints before it stay.
 """
 
 import asyncio
@@ -67,8 +67,7 @@ class Checkpointing:
         self.saved_step = step
 
     async def begin(self, state: ControllerState, *, is_last: bool = False) -> None:
-        """Begin a checkpoint of the trainer's current state. ``is_last``: no update follows. Errors: an actor's fault.
-        """
+        """Begin a checkpoint of the trainer's state. ``is_last``: no update follows. Errors: an actor's fault."""
         await self.finish()
         start = time.perf_counter()
         try:

@@ -46,7 +46,7 @@ def watch_for_faults() -> None:
 
 
 def inject_fault(where: str = _WORK) -> None:
-    """Inject a pending fault where work begins or devices change hands.
+    """Inject a pending fault where work begins, weights change or devices change hands.
 
     Errors: ChaosError if that was ordered; the order is then renamed to ``.obeyed``."""
     if _told and _told[0][1] == where:

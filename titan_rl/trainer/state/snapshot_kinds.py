@@ -6,25 +6,21 @@ A GPU's state is copied after a step, beside the next forward. A CPU computes wi
 
 Between two updates nothing changes, so the state is its own snapshot; the copy is what there is while it is updated,
 and until all ranks have the next step. That is one copy less than where the state lives elsewhere. Where memory is
-short, the copy is given up when all ranks have ended the step, beside what generators do in their turn, and what a
-forward and a backward took before it is made again: no moment holds both. Its pages are new then, which costs some
-time.
+spared there is no copy: a rank that dies in the some hundredths of a step that an update and its checksums take sends
+the run back to its newest checkpoint, and steps are trained again from their rollouts.
 """
 
 from typing import TYPE_CHECKING
 
-from titan_rl.config.sections.schema import Config
-from titan_rl.trainer.memory.parameter_memory import trained_tensors
-from titan_rl.trainer.state.snapshot import Layout, Snapshots
-
-if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.rank_interface import TrainerRank
-from typing import TYPE_CHECKING
-
 import torch
 
+from titan_rl.algorithms.base import Needs
+from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.channel.memory.region import FAILED, NUM_SLOTS, WRITING
-from titan_rl.mesh.resources.released_memory import drop_shared_contents, give_back
+from titan_rl.mesh.resources.released_memory import give_back
+from titan_rl.trainer.memory.parameter_memory import trained_tensors
+from titan_rl.trainer.state.snapshot import Layout, Snapshots
 
 if TYPE_CHECKING:  # it brings TorchTitan along
     from titan_rl.trainer.rank_interface import TrainerRank
@@ -59,7 +55,7 @@ _STATE, _COPY = 0, 1
 
 
 class SnapshotsInPlace(Snapshots):
-    """Snapshots as the state itself and one copy.
+    """Snapshots as the state itself and, unless memory is spared, one copy.
 
     Created before any view of the parameters, since these move."""
 
@@ -88,20 +84,11 @@ class SnapshotsInPlace(Snapshots):
         self._move_in()
         self._begin(step, _STATE)
 
+    def offload(self) -> None:
+        """Nothing moves."""
+
     def settle(self) -> None:
         self.writer.wait()
-        self._drop_copy()
-
-    def offload(self) -> None:
-        if self._spares_memory:
-            self.writer.follow(self._drop_copy)
-
-    def _drop_copy(self) -> None:
-        """Where memory is spared, if the state is whole."""
-        stamps = self.region.header.stamps
-        if self._spares_memory and stamps[_STATE] >= 0:
-            stamps[_COPY] = FAILED
-            drop_shared_contents(self.region.slots[_COPY])
 
     def before_update(self) -> None:
         self.writer.wait()
@@ -109,13 +96,10 @@ class SnapshotsInPlace(Snapshots):
         self.region.header.stamps[_STATE] = WRITING
 
     def _copy(self) -> None:
-        """If the state is whole, and not there yet."""
+        """If there is to be one, the state is whole, and it is not there yet."""
         stamps = self.region.header.stamps
-        if stamps[_STATE] < 0 or stamps[_STATE] == stamps[_COPY]:
-            return
-        if self._spares_memory:
-            give_back()
-        self.writer.copy_slot(_STATE, _COPY)
+        if not self._spares_memory and stamps[_STATE] >= 0 and stamps[_STATE] != stamps[_COPY]:
+            self.writer.copy_slot(_STATE, _COPY)
 
 
 def _by_itself(place: torch.Tensor) -> torch.Tensor:
@@ -123,10 +107,11 @@ def _by_itself(place: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(place.reshape(-1).view(torch.uint8).numpy()).view(place.dtype).view(place.shape)
 
 
-def spares_memory(config: Config) -> bool:
-    """Whether a CPU rank drops the copy after each step (``SnapshotsInPlace``): when colocated, and without remote
-    readers by RDMA, whose pages must stay."""
-    return config.placement.mode == "colocated" and not config.hosts.is_on
+def spares_memory(config: Config, needs: Needs) -> bool:
+    """Whether a CPU rank does without the copy (``SnapshotsInPlace``): when colocated, if steps have one update each,
+    and on one host, since what another host copies is late."""
+    has_one_update = config.algorithm.updates_per_batch == 1 and not (needs.critic or needs.implicit_reward)
+    return config.placement.mode == "colocated" and has_one_update and not config.hosts.is_on
 
 
 def make_snapshots(rank: int, learner: "TrainerRank", config: Config, before: Snapshots | None = None) -> Snapshots:
@@ -136,7 +121,8 @@ def make_snapshots(rank: int, learner: "TrainerRank", config: Config, before: Sn
     these are opened: on a GPU's host it is as much as the state twice over, and takes long to pin.
     """
     if learner.device.type == "cpu" and not learner.has_views:
-        return SnapshotsInPlace(rank, learner, spares_memory(config))
+        algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=bool(config.data.file))
+        return SnapshotsInPlace(rank, learner, spares_memory(config, algorithm.needs))
     size = Layout(trained_tensors(learner)).size
     if isinstance(before, CopiedSnapshots) and (before.region.slot_bytes, before.region.blocks) == size:
         return CopiedSnapshots(rank, learner, before.region)

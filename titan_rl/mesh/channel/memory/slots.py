@@ -85,18 +85,6 @@ class SlotWriter:
         finally:
             self._copied.set()
 
-    def follow(self, work: Callable[[], None]) -> None:
-        """Run ``work`` in the background behind the last version; ``wait`` waits for it, too."""
-        before = self._work
-
-        def run() -> None:
-            if before is not None:
-                before.join()
-            work()
-
-        self._work = threading.Thread(target=run, daemon=True)
-        self._work.start()
-
     def wait_until_copied(self) -> None:
         """Wait until the calling thread may change the sources again."""
         self._copied.wait()
