@@ -312,12 +312,14 @@ def test_agreement_by_hand():
     assert float(sums["kl_k3"]) == pytest.approx((e(0.5) - 1 - 0.5) + (e(-1) - 1 + 1))
 
 
-def test_checkpoint_gives_the_next_steps_back_bit_for_bit(make_learner, tmp_path):
+@pytest.mark.parametrize("copies", [True, False])
+def test_checkpoint_gives_the_next_steps_back_bit_for_bit(make_learner, tmp_path, copies):
     learner = make_learner()
     for step in range(2):
         train(learner, step)
     saver = BackgroundSave(learner)
-    saver.begin(tmp_path / "checkpoint")
+    learner.before_update = saver.wait_until_copied
+    saver.begin(tmp_path / "checkpoint", copies=copies)
     saved = weights(learner)
     random_saved = torch.rand(3), np.random.rand()
     wanted = [train(learner, step) for step in (2, 3)]  # while it is being written

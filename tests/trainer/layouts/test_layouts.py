@@ -1,6 +1,7 @@
 """Whatever the layout of the trainer's ranks: the same loss, gradient norm, metrics and weights as one rank gives."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -46,11 +47,8 @@ LAYOUTS = {
     },
     4: {
         "dp2 tp2": Layout("llama", parallelism(dp=2, tp=2)),
-        "dp2 tp2 from dp2": Layout("llama", parallelism(dp=2, tp=2), start_from="dp2"),
         "dp2 pp2": Layout("qwen3", parallelism(dp=2, pp=2)),
         "tp2 pp2": Layout("qwen3", parallelism(tp=2, pp=2)),
-        "tp2 pp2 AC": Layout("qwen3", parallelism(tp=2, pp=2), checkpointing="selective"),
-        "tp2 pp2 no SP": Layout("qwen3", parallelism(tp=2, pp=2, enable_sequence_parallel=False)),
         "cp4 from cp2": Layout("llama", parallelism(cp=4), start_from="cp2"),
         "cp2 tp2": Layout("llama", parallelism(cp=2, tp=2)),
         "cp2 pp2": Layout("qwen3", parallelism(cp=2, pp=2)),
@@ -59,12 +57,23 @@ LAYOUTS = {
         "dp2 cp2 ep4": Layout("moe", parallelism(dp=2, cp=2, ep=4)),
     },
 }
-ALL = [name for layouts in LAYOUTS.values() for name in layouts]
-layouts = pytest.mark.parametrize("name", ALL)
+CONFIRMING = {
+    "dp2 tp2 from dp2": Layout("llama", parallelism(dp=2, tp=2), start_from="dp2"),
+    "tp2 pp2 AC": Layout("qwen3", parallelism(tp=2, pp=2), checkpointing="selective"),
+    "tp2 pp2 no SP": Layout("qwen3", parallelism(tp=2, pp=2, enable_sequence_parallel=False)),
+}
+WORLDS = [*LAYOUTS.items(), (4, CONFIRMING)]
+"""Number of ranks, and the layouts that are run one after the other."""
+ALL = {name: layout for _, layouts in WORLDS for name, layout in layouts.items()}
 
 
-def layout_of(name: str) -> Layout:
-    return next(layouts[name] for layouts in LAYOUTS.values() if name in layouts)
+def of_layouts(choose: Callable[[str, Layout], bool] = lambda name, layout: True) -> pytest.MarkDecorator:
+    names = [name for name, layout in ALL.items() if choose(name, layout)]
+    confirms = {name: [pytest.mark.confirms] for name in CONFIRMING}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=confirms.get(name, [])) for name in names])
+
+
+all_layouts = of_layouts()
 
 
 class Studies:
@@ -76,19 +85,19 @@ class Studies:
             make_tiny(self.models / model, seed=1, hidden_size=64, num_layers=4, **settings)
 
     def __getitem__(self, name: str) -> dict:
-        [world_size] = [size for size, layouts in LAYOUTS.items() if name in layouts]
-        if world_size not in self.done:
-            self.done.add(world_size)
-            for layout in LAYOUTS[world_size].values():
-                if layout.start_from and layout.start_from not in LAYOUTS[world_size]:
+        [(number, (world_size, layouts))] = [each for each in enumerate(WORLDS) if name in each[1][1]]
+        if number not in self.done:
+            self.done.add(number)
+            for layout in layouts.values():
+                if layout.start_from and layout.start_from not in layouts:
                     self[layout.start_from]
             try:
-                run_layouts(world_size, self.models, self.folder, LAYOUTS[world_size])
+                run_layouts(world_size, self.models, self.folder, layouts)
             except Exception as error:
-                self.failed[world_size] = error
+                self.failed[number] = error
         file = self.folder / f"{name}.pt"
         if not file.exists():
-            raise RuntimeError(f"{name} did not come to its end") from self.failed[world_size]
+            raise RuntimeError(f"{name} did not come to its end") from self.failed[number]
         return torch.load(file)
 
 
@@ -97,9 +106,9 @@ def studies(tmp_path_factory) -> Studies:
     return Studies(tmp_path_factory.mktemp("layouts"))
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in MODELS and not layout_of(name).start_from])
+@of_layouts(lambda name, layout: name not in MODELS and not layout.start_from)
 def test_metrics_and_weights_are_those_of_one_rank(studies, name):
-    layout = layout_of(name)
+    layout = ALL[name]
     study, reference = studies[name], studies[layout.model]
     for step in range(NUM_STEPS):
         assert_close(study["metrics"][0][step], reference["metrics"][0][step])
@@ -111,32 +120,32 @@ def test_metrics_and_weights_are_those_of_one_rank(studies, name):
         assert difference <= TOLERANCE * wanted.norm(), tensor_name
 
 
-@layouts
+@all_layouts
 def test_metrics_are_the_same_on_every_rank(studies, name):
     first, *others = studies[name]["metrics"]
     assert set(first[0]) == set(StepMetrics.__dataclass_fields__) and all(other == first for other in others)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", [name for name in ALL if layout_of(name).faults])
+@of_layouts(lambda name, layout: bool(layout.faults))
 def test_all_ranks_leave_a_bad_batch_out_and_name_the_same_sample(studies, name, fault):
     first, *others = (found[fault] for found in studies[name]["found"])
     assert ("weights are not finite" if fault == "weights" else f": {fault} of p1 sample 2") in first
     assert all(other == first for other in others)
 
 
-@layouts
+@all_layouts
 def test_boxes_make_the_files_tensors_bit_for_bit(studies, name):
-    layout = layout_of(name)
+    layout = ALL[name]
     source = studies.folder / layout.start_from / "saved" if layout.start_from else studies.models / layout.model
     assert_same_tensors(studies[name]["loaded"], load_file(source / "model.safetensors"))
 
 
-@layouts
+@all_layouts
 def test_saved_directory_holds_the_trained_weights(studies, name):
     study, saved = studies[name], studies.folder / name / "saved"
     assert_same_tensors(study["trained"], load_file(saved / "model.safetensors"))
-    source = json.loads((studies.models / layout_of(name).model / "config.json").read_text())
+    source = json.loads((studies.models / ALL[name].model / "config.json").read_text())
     assert json.loads((saved / "config.json").read_text()) == source
 
 
@@ -148,17 +157,17 @@ def test_saved_directory_is_loaded_by_transformers(studies, name):
     assert torch.equal(model.get_input_embeddings().weight, wanted["model.embed_tokens.weight"])
 
 
-@layouts
+@all_layouts
 def test_checkpoint_gives_the_next_steps_back_bit_for_bit(studies, name):
     study = studies[name]
     for rank, resumed in enumerate(study["after_resuming"]):
         assert resumed == study["metrics"][rank][NUM_STEPS:]
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if layout_of(name).start_from])
+@of_layouts(lambda name, layout: bool(layout.start_from))
 def test_checkpoint_of_one_layout_goes_on_in_another(studies, name):
     """Weights, moments and schedule: the steps after it are those that the first layout makes."""
-    first, other = studies[layout_of(name).start_from], studies[name]
+    first, other = studies[ALL[name].start_from], studies[name]
     assert_same_tensors(other["loaded"], first["trained"])
     for metrics, reference in zip(other["metrics"][0], first["after_resuming"][0], strict=False):
         assert_close(metrics, reference)

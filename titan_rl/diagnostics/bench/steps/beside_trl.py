@@ -41,7 +41,8 @@ _ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 35),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
-_BAR_MEMORY = 1.5
+_BAR_MEMORY = 1.2
+"""Colocated, with short answers."""
 _OURS = OVERRIDES | {"placement": {"mode": "colocated"}}
 _SECONDS = 7200.0
 
