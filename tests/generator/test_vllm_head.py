@@ -1,5 +1,7 @@
 """The sampler's output head on a CPU: fp32 logits as vLLM's own, from a weight that is widened once a version."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +53,22 @@ def test_it_is_widened_once_a_version_and_is_vllms_own(model, monkeypatch, is_pa
             assert found_SV.dtype == torch.float32
             torch.testing.assert_close(found_SV, logits_SV, rtol=0, atol=1e-5 if is_packed else 0)
         assert Counted.casts == version
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_its_copy_goes_with_its_version(model, monkeypatch, is_packed):
+    """At once: a collection of cycles may be many versions away."""
+    monkeypatch.setattr(vllm_head, "multiplies_wide", lambda: is_packed)
+    processor = model["logits_processor"]
+    widen_head_once(model)
+    processor._apply_head(head(1), torch.randn(3, 16).bfloat16(), None)
+    before = weakref.ref(processor._apply_head)
+    gc.disable()
+    try:
+        widen_head_once(model)
+        assert before() is None
+    finally:
+        gc.enable()
 
 
 def test_a_head_in_the_models_own_dtype_is_left_alone(model):

@@ -7,6 +7,7 @@ _STEPS = "training.steps: a run counts steps, and goes through data as often as 
 _PACKED = "a step's batch is packed into rows of training.seq_len tokens, which the ranks share"
 _DRAWN = "answers are sampled in training, and evaluation is greedy"
 _ENGINE = "vLLM's own default, or what the run's lengths need"
+_ROUTING = 'algorithm.routing, which is "replay" or "own"'
 _NO_CODE = "no code of a model's directory is run; model.family names one of your own"
 KEYS = {
     # lengths of a run, and sizes of a batch
@@ -45,6 +46,8 @@ KEYS = {
     **dict.fromkeys(("entropy_coef", "entropy_coeff"), "algorithm.entropy_coefficient"),
     **dict.fromkeys(("norm_adv_by_std_in_grpo", "scale_rewards"), "algorithm.normalize_std"),
     "mask_truncated_completions": "algorithm.train_truncated",
+    **dict.fromkeys(("router_replay", "enable_router_replay", "enable_return_routed_experts"), _ROUTING),
+    **dict.fromkeys(("enable_rollout_routing_replay", "use_rollout_routing_replay"), _ROUTING),
     "gamma": "algorithm.discount",
     "lam": "algorithm.gae_lambda",
     "cliprange_value": "critic.value_clip",

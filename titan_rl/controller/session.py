@@ -229,7 +229,8 @@ class Session:
         if isinstance(recovery, DataRecovery):
             self.log(f"trainer up after {seconds:.1f} s")
             return self._data_controller(meshes, recovery)
-        self.log(f"actors up after {seconds:.1f} s, weights by {meshes.weights.transports}")
+        replays = ", routed experts replayed" if self.checked.config.algorithm.routing == "replay" else ""
+        self.log(f"actors up after {seconds:.1f} s, weights by {meshes.weights.transports}{replays}")
         self._granting = asyncio.create_task(grant_scale_requests(self.run_dir, meshes.generators, self.log))
         return self._rollout_controller(meshes, recovery)
 

@@ -37,10 +37,11 @@ class _WideHead:
         if self._dtype == torch.float32 and multiplies_wide():
             return packed_product(weight_VD)
         wide, narrow_VD = SimpleNamespace(weight=weight_VD, quant_method=lm_head.quant_method), lm_head.weight
+        project = self._project  # with self the copy would be in a reference cycle, and outlive its version
 
         def product(hidden_states: torch.Tensor, embedding_bias: torch.Tensor | None) -> torch.Tensor:
             with exact_bf16_products(hidden_states, narrow_VD):
-                return self._project(wide, hidden_states, embedding_bias)
+                return project(wide, hidden_states, embedding_bias)
 
         return product
 
