@@ -36,8 +36,8 @@ def end_summary(
     if num_flat and num_flat >= len(rewards) / 2:
         yield (
             f"no signal in {num_flat} of {len(rewards)} steps: all answers to a prompt had the same reward, and "
-            f"nothing was learned from it (mean of all steps {fmean(rewards):.2f}): take prompts that are answered right "
-            f"now and then, or raise rollout.group_size; filter.no_signal = true draws others instead"
+            f"nothing was learned from it (mean of all steps {fmean(rewards):.2f}): take prompts that are answered "
+            f"right now and then, or raise rollout.group_size; filter.no_signal = true draws others instead"
         )
     if (cut := summary["truncated_mean"] or 0.0) >= _OFTEN_CUT:
         yield (
