@@ -165,9 +165,10 @@ def test_where_memory_is_spared_there_is_the_state_alone(make_learner):
         (COLOCATED, True),
         (COLOCATED | {"algorithm": {"updates_per_batch": 2}}, False),
         (COLOCATED | {"algorithm": {"name": "ppo"}}, False),
+        (COLOCATED | {"recovery": {"snapshot_every": 2}}, False),
     ],
 )
-def test_memory_is_spared_in_turns_if_a_step_is_one_update(tables, spares):
+def test_memory_is_spared_in_turns_if_one_update_is_between_snapshots(tables, spares):
     """Else a death is as likely as not between two of them."""
     config = load_config(None, tables)
     assert spares_memory(config, make_algorithm(config.algorithm, []).needs) == spares

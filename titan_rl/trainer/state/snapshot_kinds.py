@@ -6,7 +6,7 @@ A GPU's state is copied after a step, beside the next forward. A CPU computes wi
 
 Between two updates nothing changes, so the state is its own snapshot; the copy is what there is while it is updated,
 and until all ranks have the next step. That is one copy less than where the state lives elsewhere. Where memory is
-spared there is no copy: a rank that dies in the some hundredths of a step that an update and its checksums take sends
+spared there is no copy: a rank that dies in the few hundredths of a step that an update and its checksums take sends
 the run back to its newest checkpoint, and steps are trained again from their rollouts.
 """
 
@@ -108,10 +108,11 @@ def _by_itself(place: torch.Tensor) -> torch.Tensor:
 
 
 def spares_memory(config: Config, needs: Needs) -> bool:
-    """Whether a CPU rank does without the copy (``SnapshotsInPlace``): when colocated, if steps have one update each,
-    and on one host, since what another host copies is late."""
+    """Whether a CPU rank does without the copy (``SnapshotsInPlace``): when colocated, if there is one update from a
+    snapshot to the next, and on one host, since what another host copies is late."""
     has_one_update = config.algorithm.updates_per_batch == 1 and not (needs.critic or needs.implicit_reward)
-    return config.placement.mode == "colocated" and has_one_update and not config.hosts.is_on
+    is_each_kept = has_one_update and config.recovery.snapshot_every == 1
+    return config.placement.mode == "colocated" and is_each_kept and not config.hosts.is_on
 
 
 def make_snapshots(rank: int, learner: "TrainerRank", config: Config, before: Snapshots | None = None) -> Snapshots:
