@@ -9,9 +9,7 @@ from titan_rl.mesh.resources.devices import GENERATOR
 
 Bytes = Mapping[str, float]
 """By reason."""
-OF_A_PASS = ("gathered weights", "activations")
-"""What a rank of the trainer holds while a forward and a backward are under way."""
-OF_ITS_TURN = ("gradients", *OF_A_PASS)
+OF_ITS_TURN = ("gradients", "gathered weights", "activations")
 """What a rank of the trainer holds in its own turn alone."""
 PUT_ASIDE = (*OF_ITS_TURN, "moments")
 """The same on a GPU, whose host takes the moments. A CPU is its own host, and they stay."""
