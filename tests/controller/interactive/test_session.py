@@ -33,7 +33,7 @@ def test_start_two_steps_evaluate_close(tmp_path):
         async def tick() -> None:
             nonlocal ticks
             while True:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.01)
                 ticks += 1
 
         ticking = asyncio.create_task(tick())

@@ -123,11 +123,13 @@ class LiveSession(RunView):
         if self.is_running:
             raise RunEnded("the run goes on in the background: await session.pause() before single steps")
         self._check_no_own()
-        first = self.session.progress.step
-        for _ in range(count):
-            await self._in_turn(self.session.step)
+        steps = [await self._in_turn(self._step) for _ in range(count)]
         await self._in_turn(self.session.reported)
-        return self._metrics_after(first)
+        return self._metrics_after(min(steps, default=self.session.progress.step + 1) - 1)
+
+    async def _step(self) -> int:
+        await self.session.step()
+        return self.session.progress.step
 
     @property
     def is_running(self) -> bool:
