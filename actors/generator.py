@@ -69,8 +69,8 @@ class Generator(Actor):
     async def needs(self, adapters: dict[str, int] | None = None) -> Units:
         """Checkpoint boxes that this rank stores, recorded from vLLM's own loader. ``adapters``: ranks of those that
         are to come in place of weights, by the weights' names."""
-        from titan_rl.generator.adapter_reader import adapter_needs
-        from titan_rl.generator.vllm_recording import needs
+        from titan_rl.generator.weights.adapter_reader import adapter_needs
+        from titan_rl.generator.weights.vllm_recording import needs
 
         recorded, interner = self.engine.recorded, Interner()
         return needs(recorded, interner) if adapters is None else adapter_needs(recorded, adapters, interner)

@@ -27,10 +27,10 @@ from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
 
 from titan_rl.compat.reach import VLLM, DependencyChanged
-from titan_rl.compat.vllm import engine, layers, loading, parallel, routing, sampling, thinking
+from titan_rl.compat.vllm import engine, layers, loading, parallel, routing, sampling, speculation, thinking
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 
-MODULES = (layers, loading, engine, parallel, routing, sampling, thinking)
+MODULES = (layers, loading, engine, parallel, routing, sampling, speculation, thinking)
 _LAYERS, _LOADER = "vllm.model_executor.layers", "vllm.model_executor.model_loader"
 _INFO = f"{_LOADER}.reload.types:LayerReloadingInfo"
 _CAPTURER = f"{_LAYERS}.fused_moe.routed_experts_capturer"
@@ -97,6 +97,13 @@ FORMS = {
     "vllm.v1.worker.gpu_input_batch:InputBatch.thinking_budget_state_holder": "set",
     f"{_HOLDER}._init_state_entry": "(self, prompt_tok_ids, thinking_token_budget)",
     f"{_HOLDER}._state": "set",
+    "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens": (
+        "(x, cu_num_tokens, num_tokens, replace_from, replace_to)"
+    ),
+    "vllm.v1.core.sched.scheduler:Scheduler.dynamic_sd_lookup": "set",
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": "(self, scheduler_output, model_runner_output)",
+    "vllm.v1.core.sched.output:SchedulerOutput.num_spec_tokens_to_schedule": "int",
+    "vllm.v1.core.sched.output:SchedulerOutput.scheduled_spec_decode_tokens": "annotated",
 } | {
     f"vllm.distributed.parallel_state:{name}": "NoneType"
     for name in ("_WORLD", "_PP", "_DP", "_EP", "_PCP", "_DCP", "_TP")

@@ -45,6 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "compile": {"enable": True},
         "lr_scheduler": {"decay_ratio": 0.5},
         "parallelism": {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2},
+        "generator": {"speculative": {"method": "ngram"}},
     },
     "sft": {"algorithm": {"name": "sft"}, "data": {"file": "task"}},
     "sft on a file": {"algorithm": {"name": "sft"}, "data": {"file": "a.jsonl", "held_out_file": "b.jsonl"}},
@@ -84,6 +85,8 @@ SWITCHED = {
     *("lora.alpha", "lora.targets", "lora.adapter", "sft.examples_per_step", "sft.lr", "filter.max_refills"),
     *("curriculum.memory", "algorithm.overlong_penalty", "metrics.project", "mesh.launcher", "task.judge"),
     *("reward_model.reads_end", "compile.components", "compile.backend"),
+    *(f"generator.speculative.{key}" for key in ("num_speculative_tokens", "adaptive")),
+    *(f"generator.speculative.prompt_lookup_{key}" for key in ("min", "max")),
     *("lr_scheduler.decay_type", "lr_scheduler.min_lr_factor"),
     *("parallelism.enable_sequence_parallel", "parallelism.pipeline_parallel_schedule"),
     *(f"parallelism.pipeline_parallel_{key}" for key in ("layers_per_stage", "first_stage_less_layers")),
@@ -271,6 +274,10 @@ def nothing_starts(monkeypatch):
         (
             ["quickstart", "--generator.kv=recompute"],
             "generator.kv = 'recompute' has no effect: rollout.max_staleness = 0",
+        ),
+        (
+            ["quickstart", "--generator.speculative.adaptive=false"],
+            "generator.speculative.adaptive = false has no effect: generator.speculative.method = 'none'",
         ),
         (
             ["sft_tiny", "--rollout.share_prefix=false"],

@@ -1,16 +1,26 @@
 """What vLLM cannot compute here is refused in a line, before an engine starts."""
 
 import json
+import re
+from types import SimpleNamespace
 
 import pytest
 from family_models import make
 
+from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.device_defaults import for_device
 from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.controller.planning import device_memory
 from titan_rl.controller.preflight import engine_checks
-from titan_rl.controller.preflight.engine_checks import cache_bytes, check_engine
+from titan_rl.controller.preflight.engine_checks import (
+    cache_bytes,
+    check_decoding,
+    check_engine,
+    check_suite_decoding,
+)
 from titan_rl.generator.engine_arguments import engine_arguments
+from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.spec import read_hf_config
 
 FITTING = dict(kv_lora_rank=512, qk_rope_head_dim=64)
@@ -93,3 +103,37 @@ def test_an_engine_is_told_of_latents_and_of_states(tmp_path):
         file.write_text(json.dumps({k: v for k, v in model.items() if not k.startswith(("kv_lora_rank", "linear_"))}))
         arguments = engine_arguments(generator, tmp_path / case, 128)
         assert (arguments.attention_backend, arguments.block_size, arguments.enable_prefix_caching) == expected
+
+
+@pytest.mark.parametrize(
+    ("tables", "named"),
+    [
+        ({"rollout": {"top_p": 0.9}}, "rollout.top_p = 0.9: drafts are not checked with it"),
+        ({"rollout": {"presence_penalty": 1.0}}, "rollout.presence_penalty = 1.0: drafts"),
+        ({"rollout": {"thinking_budget": 4}}, "rollout.thinking_budget = 4: drafts"),
+        ({"eval": {"thinking_budget": 4}}, "eval.thinking_budget = 4: drafts"),
+        ({"algorithm": {"routing": "replay"}}, "algorithm.routing = 'replay': experts are not recorded of drafts"),
+        ({"generator": {"speculative": {"prompt_lookup_min": 5}}}, "prompt_lookup_min = 5 is more than"),
+    ],
+)
+def test_what_drafts_cannot_be_checked_with_is_refused(tables, named):
+    generator = tables.get("generator", {}).get("speculative", {})
+    tables = tables | {"generator": {"speculative": {"method": "ngram"} | generator}}
+    config = load_config(None, tables)
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        check_decoding(config, make_algorithm(config.algorithm, []), tiny_config())
+
+
+def test_drafts_cannot_go_back_over_states():
+    config = load_config(None, {"generator": {"speculative": {"method": "ngram"}}})
+    hf = SimpleNamespace(vocab_size=99, layer_types=["linear_attention", "full_attention"])
+    with pytest.raises(ConfigError, match="linear attention"):
+        check_decoding(config, make_algorithm(config.algorithm, []), hf)
+    check_decoding(config, make_algorithm(config.algorithm, []), tiny_config())
+
+
+def test_a_suite_that_drafts_cannot_be_checked_with_is_refused():
+    config = load_config(None, {"generator": {"speculative": {"method": "ngram"}}})
+    suite = SimpleNamespace(setting="eval.suites.gsm8k", config=SuiteConfig(name="gsm8k", top_p=0.5))
+    with pytest.raises(ConfigError, match="eval.suites.gsm8k.top_p = 0.5: drafts"):
+        check_suite_decoding(suite, config, tiny_config(), None)

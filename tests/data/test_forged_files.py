@@ -163,7 +163,7 @@ OWN = {
     "environments/sandbox/remote.py": "files of the package",
     "environments/sandbox/workspace/command_run.py": "files in memory that it has made",
     "environments/sandbox/workspace/server.py": "/proc",
-    "generator/adapter_reader.py": "files whose headers stored_tensors has checked",
+    "generator/weights/adapter_reader.py": "files whose headers stored_tensors has checked",
     "generator/engine_arguments.py": "a directory that read_config has looked at",
     "generator/ranks.py": "shared memory of an engine that the process started",
     "models/weights/hf_weights.py": "files whose headers were checked",

@@ -9,8 +9,8 @@ from batches import batch_of
 
 from titan_rl.config.load import load_config
 from titan_rl.config.model_directory.directory import stored_tensors
-from titan_rl.generator.adapter_reader import AdapterReader, adapter_needs
-from titan_rl.generator.vllm_recording import Recorded, Target
+from titan_rl.generator.weights.adapter_reader import AdapterReader, adapter_needs
+from titan_rl.generator.weights.vllm_recording import Recorded, Target
 from titan_rl.mesh.channel.plan import Box, Interner, Plan, adapted_weights
 from titan_rl.mesh.channel.reader import ReaderSetup
 from titan_rl.mesh.channel.writer import WeightWriter, holdings

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from titan_rl.compat.vllm.loading import FileLoader
-from titan_rl.generator import vllm_backend
-from titan_rl.generator.vllm_loader import DirectoryLoader, round_parameters
-from titan_rl.generator.vllm_recording import Target
+from titan_rl.generator.weights import vllm_backend
+from titan_rl.generator.weights.vllm_loader import DirectoryLoader, round_parameters
+from titan_rl.generator.weights.vllm_recording import Target
 from titan_rl.mesh.channel.plan import Box
 
 

@@ -8,7 +8,7 @@ from titan_rl.mesh.channel.plan import Box, PlanError
 
 @pytest.fixture(scope="module")
 def recording():
-    from titan_rl.generator import vllm_recording
+    from titan_rl.generator.weights import vllm_recording
 
     return vllm_recording
 

@@ -10,8 +10,8 @@ from torch import nn
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from titan_rl.generator import vllm_head
-from titan_rl.generator.vllm_head import widen_head_once
+from titan_rl.generator.weights import vllm_head
+from titan_rl.generator.weights.vllm_head import widen_head_once
 
 
 class Counted(torch.Tensor):

@@ -6,8 +6,8 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor import parameter
 from vllm.model_executor.layers.linear import ReplicatedLinear, UnquantizedLinearMethod
 
-from titan_rl.generator import vllm_linear
-from titan_rl.generator.vllm_linear import WideLinearMethod, widen_linears
+from titan_rl.generator.weights import vllm_linear
+from titan_rl.generator.weights.vllm_linear import WideLinearMethod, widen_linears
 
 
 @pytest.fixture(autouse=True)

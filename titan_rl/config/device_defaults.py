@@ -10,8 +10,8 @@ GPU_STEP_TOKENS = 8192
 _CPU_STEP_TOKENS = 4096
 """On a CPU, unless a single rollout is longer."""
 MIN_WIDE_SEQUENCES = 32
-"""Of an engine whose bf16 layers are packed in fp32, on a CPU that multiplies it faster (generator/vllm_linear.py): 8
-sequences take 28 ms for SmolLM2's layers instead of 21, 64 take 76 instead of 94."""
+"""Of an engine whose bf16 layers are packed in fp32, on a CPU that multiplies it faster: 8 sequences take 28 ms for
+SmolLM2's layers instead of 21, 64 take 76 instead of 94 (generator/weights/vllm_linear.py)."""
 
 
 def for_device(config: Config, *, on_cpu: bool) -> Config:

@@ -78,6 +78,8 @@ KEYS = {
     **dict.fromkeys(("tensor_model_parallel_size", "tensor_parallel_size", "tp"), "generator.tensor_parallel"),
     **dict.fromkeys(("data_parallel_size", "num_engines", "num_replicas"), "generator.replicas"),
     "vllm_gpu_memory_utilization": "generator.gpu_memory_utilization",
+    **dict.fromkeys(("speculative_config", "speculative_decoding", "ngram_prompt_lookup"), "generator.speculative"),
+    **dict.fromkeys(("num_draft_tokens", "speculative_num_draft_tokens"), "generator.speculative"),
     **dict.fromkeys(("free_cache_engine", "vllm_enable_sleep_mode", "colocate"), "placement.mode"),
     # what is recorded
     **dict.fromkeys(("save_freq", "save_interval", "save_steps"), "checkpoint.every"),

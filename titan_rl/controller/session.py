@@ -229,8 +229,11 @@ class Session:
         if isinstance(recovery, DataRecovery):
             self.log(f"trainer up after {seconds:.1f} s")
             return self._data_controller(meshes, recovery)
-        replays = ", routed experts replayed" if self.checked.config.algorithm.routing == "replay" else ""
-        self.log(f"actors up after {seconds:.1f} s, weights by {meshes.weights.transports}{replays}")
+        config = self.checked.config
+        replays = ", routed experts replayed" if config.algorithm.routing == "replay" else ""
+        method = config.generator.speculative.method
+        drafts = f", drafts by {method}" if method != "none" else ""
+        self.log(f"actors up after {seconds:.1f} s, weights by {meshes.weights.transports}{replays}{drafts}")
         self._granting = asyncio.create_task(grant_scale_requests(self.run_dir, meshes.generators, self.log))
         return self._rollout_controller(meshes, recovery)
 

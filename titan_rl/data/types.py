@@ -395,6 +395,10 @@ class EngineStatistics:
     """Of the samples that ended; the turns before are part of a turn's prompt."""
     num_cached_tokens: int = 0
     """Of these, whose keys and values were there already: from other samples of the prompt, or from the turn before."""
+    num_drafted: int = 0
+    """Tokens that were drafted and checked."""
+    num_accepted: int = 0
+    """Of these, that became tokens of an answer."""
     num_steps: int = 0
     generator: int = 0
     """The replica's number."""

@@ -4,6 +4,7 @@ Requests, weight updates and everything else that touches the engine go into one
 two engine steps, never during one.
 """
 
+import multiprocessing
 import os
 import queue
 import threading
@@ -12,7 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,35 +21,35 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from tqdm import tqdm
-from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.inputs import TokensPrompt
 from vllm.logprobs import FlatLogprobs
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
 from titan_rl.compat.vllm.engine import check_counts, num_generated, scheduler_of
 from titan_rl.compat.vllm.routing import RouteRecorder, routed_experts
 from titan_rl.compat.vllm.sampling import give_tokenizer, keep_masks
+from titan_rl.compat.vllm.speculation import DraftRecorder
 from titan_rl.compat.vllm.thinking import limit_thinking
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.spans import Spans
 from titan_rl.data.storage.routed_experts import compact
-from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings, thinking_tags
 from titan_rl.data.text.tokenizer import read_tokenizer
-from titan_rl.data.types import Completion, Decoding, EngineStatistics, PromptLogprobs, Request, RequestRefused
-from titan_rl.generator import vllm_backend, vllm_loader
+from titan_rl.data.types import Completion, Decoding, EngineStatistics, Request, RequestRefused
+from titan_rl.generator.draft_policy import DraftPolicy
 from titan_rl.generator.engine_arguments import engine_arguments
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
 from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks, reserve_shared_memory
 from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
-from titan_rl.generator.vllm_backend import transfer_engine
-from titan_rl.generator.vllm_recording import Recorded
+from titan_rl.generator.vllm_requests import prompt_logprobs, sampling_mask, sampling_parameters
+from titan_rl.generator.weights import vllm_backend, vllm_loader
+from titan_rl.generator.weights.vllm_backend import transfer_engine
+from titan_rl.generator.weights.vllm_recording import Recorded
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.processes.fault_injection import inject_fault
 from titan_rl.mesh.resources.listeners.gloo import guard_gloo
@@ -126,6 +127,9 @@ class GenerationEngine:
         self._records_routing = records_routing
         self._routes: RouteRecorder | None = None
         """Of routed experts, on a CPU."""
+        self._drafts: DraftRecorder | None = None
+        self._draft_policy: DraftPolicy | None = None
+        """Of the rank that decides, if drafts are left out where they cost time."""
         self._tags: ThinkingTags | None = None
         """Of thinking, once a request has a budget for it."""
         self.stop_token_ids = stop_token_ids(self._model_path)
@@ -199,6 +203,7 @@ class GenerationEngine:
                 scheduler = scheduler_of(self._engine)
                 self._routes = self.on_worker(lambda worker: RouteRecorder(scheduler, worker.model_runner))
             self._lockstep = Lockstep(self._config.tensor_parallel)
+            self._start_speculation()
             checkpoint = [(name, tensor.shape) for name, tensor in stored_tensors(self._model_path).items()]
             started.set_result(self.on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
         except BaseException as error:  # raised in the constructor, which waits for this future
@@ -215,6 +220,9 @@ class GenerationEngine:
     def _start_engine(self) -> LLMEngine:
         size = self._config.tensor_parallel
         guard_gloo()
+        if self._config.speculative.method != "none":
+            # numba, which looks for drafts, else takes a semaphore in /dev/shm, which a killed process leaves there
+            multiprocessing.set_start_method("spawn", force=True)
         if size == 1:
             return LLMEngine.from_engine_args(self._arguments)
         assert self._rendezvous_file is not None, "an engine of several ranks is given one"
@@ -224,6 +232,14 @@ class GenerationEngine:
         dist.barrier()
         forget_shared_memory()
         return engine
+
+    def _start_speculation(self) -> None:
+        settings = self._config.speculative
+        if settings.method == "none":
+            return
+        self._drafts = DraftRecorder(scheduler_of(self._engine), on_cpu=current_platform.is_cpu())
+        if settings.adaptive and self._lockstep.is_leader:
+            self._draft_policy = DraftPolicy(settings.num_speculative_tokens)
 
     def _break(self, error: BaseException) -> None:
         with self._posting:
@@ -306,7 +322,11 @@ class GenerationEngine:
             self._samples[request_id] = _Sample(pending, place, engine_id, *settings, request.routed_experts, versions)
 
     def _prepare(self, decoding: Decoding) -> None:
-        """Have the engine do what it does not do from the start, since most runs want none of it."""
+        """Have the engine do what it does not do from the start, since most runs want none of it.
+
+        Errors: ValueError for what it cannot do."""
+        if self._drafts is not None and (decoding.truncates or decoding.penalties or decoding.thinking_budget):
+            raise ValueError("drafts are checked without top-p, top-k, min-p, penalties and budgets for thinking")
         if decoding.truncates:
             keep_masks(scheduler_of(self._engine), self.on_worker(lambda worker: worker.model_runner))
         if decoding.stop and not self._reads_text:
@@ -334,6 +354,21 @@ class GenerationEngine:
         self.statistics.seconds_busy += seconds
         self._spans.add("generate", time.time() - seconds, seconds)
         self.statistics.num_steps += 1
+        if self._drafts is not None:
+            self._count_drafts(self._drafts, seconds)
+
+    def _count_drafts(self, drafts: DraftRecorder, seconds: float) -> None:
+        for step in drafts.take():
+            self.statistics.num_drafted += step.num_drafted
+            self.statistics.num_accepted += step.num_accepted
+            if self._draft_policy is None or not step.is_decode:
+                continue
+            if change := self._draft_policy.measured(step.batch, step.limit, seconds, step.num_tokens):
+                self._held_back.append(_Action(Command("limit_drafts", change), Future()))  # all ranks draft alike
+
+    def _limit_drafts(self, batch_sizes: range, num_tokens: int) -> None:
+        assert self._drafts is not None, "there are drafts"
+        self._drafts.limit(batch_sizes, num_tokens)
 
     def _finish(self, output: RequestOutput) -> None:
         sample = self._samples.pop(output.request_id)
@@ -352,10 +387,10 @@ class GenerationEngine:
             versions=versions,
             # vLLM names the text that ended an answer, or the token
             stop_reason="stop_string" if isinstance(result.stop_reason, str) else result.finish_reason,
-            mask=_mask(result, sample.masked_words),
+            mask=sampling_mask(result, sample.masked_words),
             penalties=sample.decoding.penalties,
             forced=self._forced(output, sample.decoding),
-            prompt_logprobs=None if sample.place else _prompt_logprobs(output),
+            prompt_logprobs=None if sample.place else prompt_logprobs(output),
             routed_experts=self._routed_experts(output, sample) if sample.records_routing else None,
         )
         pending.left -= 1
@@ -429,49 +464,3 @@ class GenerationEngine:
     def _take_statistics(self) -> EngineStatistics:
         finished, self.statistics = self.statistics, EngineStatistics()
         return finished
-
-
-def _mask(result: CompletionOutput, num_words: int) -> SamplingMask | None:
-    """Words that each token was sampled from. Errors: RuntimeError if vLLM does not say it of each."""
-    if not num_words:
-        return None
-    supports = [] if result.sampling_mask is None else result.sampling_mask.token_ids
-    if len(supports) != len(result.token_ids):
-        raise RuntimeError(f"vLLM gave {len(supports)} sampling masks for {len(result.token_ids)} tokens")
-    return SamplingMask.of([np.asarray(support) for support in supports], num_words)
-
-
-def _prompt_logprobs(output: RequestOutput) -> PromptLogprobs | None:
-    """None where the request does not ask for them."""
-    if output.prompt_logprobs is None:
-        return None
-    assert isinstance(output.prompt_logprobs, FlatLogprobs) and output.prompt_token_ids is not None
-    flat, count = output.prompt_logprobs, len(output.prompt_token_ids) - 1
-    width = len(flat.token_ids) // count if count else 1
-    tokens, logprobs = np.zeros((count + 1, width), np.int32), np.full((count + 1, width), np.nan, np.float32)
-    tokens[1:] = np.asarray(flat.token_ids, np.int32).reshape(count, width)
-    logprobs[1:] = np.asarray(flat.logprobs, np.float32).reshape(count, width)
-    return PromptLogprobs(tokens, logprobs)
-
-
-def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) -> SamplingParams:
-    """vLLM's sampling parameters of one sample. Errors: VLLMValidationError for a setting beyond its limits."""
-    settings = asdict(request.decoding)
-    stop, budget, stop_tokens = list(settings.pop("stop")), settings.pop("thinking_budget"), settings.pop("stop_tokens")
-    return SamplingParams(
-        **settings,
-        stop=stop,
-        thinking_token_budget=budget or None,
-        include_stop_str_in_output=True,
-        skip_special_tokens=not stop,  # such a text may be one
-        detokenize=bool(stop),
-        max_tokens=request.max_new_tokens,
-        temperature=request.temperature,
-        seed=seed,
-        logprobs=0,
-        prompt_logprobs=request.prompt_logprobs if seed == request.seeds[0] else None,
-        flat_logprobs=True,
-        stop_token_ids=stop_token_ids if stop_tokens is None else list(stop_tokens),
-        ignore_eos=stop_tokens is not None,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )

@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 
 from titan_rl.config.device_defaults import generator_on, step_tokens
 from titan_rl.config.sections.schema import GeneratorConfig
-from titan_rl.generator import vllm_backend, vllm_loader
+from titan_rl.generator.weights import vllm_backend, vllm_loader
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest that vLLM's CPU attention accepts. Only full blocks of a prompt are shared, and the default is 128."""
@@ -59,8 +59,21 @@ def engine_arguments(
         weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
         **(_on_cpu(config, max_model_len, model_path) if on_cpu else _on_gpu(config, max_model_len, devices, sleeps)),
         enable_return_routed_experts=records_routing and not on_cpu,  # compat/vllm/routing.py
+        # which vLLM has for GPUs alone; there a running request's count of tokens would have drafts in it
+        async_scheduling=False if on_cpu or config.speculative.method != "none" else None,
+        **_speculation(config),
         **parallel,
     )
+
+
+def _speculation(config: GeneratorConfig) -> dict[str, Any]:
+    settings = config.speculative
+    if settings.method == "none":
+        return {}
+    names = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+    at_all_sizes = [(1, config.max_num_seqs, settings.num_speculative_tokens)]
+    drafts = {name: getattr(settings, name) for name in names}
+    return dict(speculative_config=drafts | dict(num_speculative_tokens_per_batch_size=at_all_sizes))
 
 
 def _cache_on_cpu(model_path: str | Path) -> dict[str, Any]:
@@ -82,7 +95,6 @@ def _on_cpu(config: GeneratorConfig, max_model_len: int, model_path: str | Path)
         # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
         enable_chunked_prefill=False,
         max_num_batched_tokens=step_tokens(max_model_len, on_cpu=True),
-        async_scheduling=False,  # which vLLM has for GPUs alone
     )
 
 

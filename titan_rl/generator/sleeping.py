@@ -13,8 +13,8 @@ import torch
 from vllm.platforms import current_platform
 
 from titan_rl.compat.vllm.layers import drop_packed_weights
-from titan_rl.generator.vllm_backend import transfer_engine
-from titan_rl.generator.vllm_head import widen_head_once
+from titan_rl.generator.weights.vllm_backend import transfer_engine
+from titan_rl.generator.weights.vllm_head import widen_head_once
 from titan_rl.mesh.resources.released_memory import drop_contents, give_back
 
 

@@ -200,6 +200,13 @@ def bytes_between_hosts(statistics: list[EngineStatistics]) -> dict[str, float]:
     return {"weight_bytes_from_trainers": trainers, "weight_bytes_from_generators": generators}
 
 
+def draft_metrics(statistics: list[EngineStatistics]) -> dict[str, float]:
+    """Tokens that were drafted in a step, and the share of them that was accepted: 0 where none was drafted."""
+    drafted = sum(engine.num_drafted for engine in statistics)
+    accepted = sum(engine.num_accepted for engine in statistics)
+    return {"draft_tokens": drafted, "draft_acceptance_rate": accepted / max(drafted, 1)}
+
+
 class MetricsLog:
     """Writer of ``metrics.jsonl`` and of the trackers beside it."""
 

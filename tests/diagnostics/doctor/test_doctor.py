@@ -98,7 +98,7 @@ def old_label(engine):
 
 
 def head_not_repacked(engine):
-    from titan_rl.generator import vllm_backend
+    from titan_rl.generator.weights import vllm_backend
 
     return set_on(vllm_backend, "_repack_tied", lambda model: None)
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from vllm import LLM, SamplingParams
 
-from titan_rl.generator.vllm_backend import transfer_engine
-from titan_rl.generator.vllm_recording import needs
+from titan_rl.generator.weights.vllm_backend import transfer_engine
+from titan_rl.generator.weights.vllm_recording import needs
 from titan_rl.mesh.channel.plan import Interner, Plan
 from titan_rl.mesh.channel.reader import ReaderSetup
 from titan_rl.mesh.channel.writer import WeightWriter, holdings

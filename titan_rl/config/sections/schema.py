@@ -248,6 +248,24 @@ class CurriculumConfig:
 
 
 @dataclass(kw_only=True)
+class SpeculativeConfig:
+    """``[generator.speculative]``: tokens that are drafted and checked in one pass of the model, which leaves the
+    distribution of answers as it is."""
+
+    method: Literal["none", "ngram"] = "none"
+    """``ngram``: what stood behind the last few tokens where they occurred before, in the prompt or the answer."""
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=16)] = 3
+    """Drafted at most, for each request in each step."""
+    prompt_lookup_min: Annotated[int, Field(ge=1, le=64)] = 2
+    """The fewest last tokens that are looked for."""
+    prompt_lookup_max: Annotated[int, Field(ge=1, le=64)] = 4
+    """The most."""
+    adaptive: bool = True
+    """Drafts are left out at sizes of batches at which an engine measures that they cost time. Which samples are drawn
+    then depends on the machine's speed."""
+
+
+@dataclass(kw_only=True)
 class GeneratorConfig:
     replicas: Count = 1
     """vLLM engines."""
@@ -265,6 +283,8 @@ class GeneratorConfig:
     """KV cache of each rank of an engine; 0: half a GiB on a CPU, on a GPU what the placement leaves."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Share of a GPU's memory that all of the run's processes on it may take together."""
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    """Speculative decoding."""
 
 
 @dataclass(kw_only=True)

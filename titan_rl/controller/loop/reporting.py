@@ -21,6 +21,7 @@ from titan_rl.records.metrics import (
     MetricsLog,
     agreement_limit,
     bytes_between_hosts,
+    draft_metrics,
     sampling_metrics,
     speeds,
     trained_metrics,
@@ -121,6 +122,8 @@ class Reporter:
         record |= self._filter_metrics(report.collected) | shaping_metrics(groups, self.config)
         record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
         record |= bytes_between_hosts(statistics)
+        if self.config.generator.speculative.method != "none":
+            record |= draft_metrics(statistics)
         return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(prompt_tokens, 1)}
 
     def _filter_metrics(self, collected: Collected) -> dict[str, float]:

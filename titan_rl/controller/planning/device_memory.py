@@ -79,7 +79,9 @@ def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig) ->
     element, ranks = bytes_of(generator.dtype), generator.tensor_parallel
     head = 4 * hf.vocab_size * hf.hidden_size if element < 4 else 0
     width = 6 * hf.hidden_size + 3 * getattr(hf, "intermediate_size", 4 * hf.hidden_size) / ranks
-    logits = 4 * 4 * generator.max_num_seqs * hf.vocab_size
+    drafts = generator.speculative
+    checked = drafts.num_speculative_tokens if drafts.method != "none" else 0
+    logits = 4 * 4 * generator.max_num_seqs * (1 + checked) * hf.vocab_size
     return {
         "weights": size.parameters * element / ranks,
         "next weights": size.parameters * element / ranks,

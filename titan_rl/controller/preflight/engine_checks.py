@@ -9,7 +9,8 @@ from transformers import PreTrainedConfig
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.device_defaults import step_tokens
 from titan_rl.config.load import ConfigError
-from titan_rl.config.sections.schema import Config
+from titan_rl.config.sections.schema import Config, RolloutConfig
+from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.environments.rollout.decoding import (
     CUTS,
@@ -76,11 +77,13 @@ def check_decoding(config: Config, algorithm: Algorithm, hf: PreTrainedConfig) -
     if not training.tokens and not config.eval.suites:  # whose answers may be longer
         _check_reached(held_out, rollout.max_new_tokens)
     _check_top_k(hf, "rollout.top_k", rollout.top_k)
+    _check_speculation(config, hf)
 
 
 def check_suite_decoding(suite: Suite, config: Config, hf: PreTrainedConfig, tokenizer: Tokenizer) -> None:
     """Errors: ConfigError for settings of a suite that the model cannot follow, or that have no effect."""
     _check_top_k(hf, f"{suite.setting}.top_k", suite.config.top_k)
+    _check_drafts(config, suite.setting, suite.config)
     inherited, own = held_out_budget(config), suite.config.thinking_budget
     budget = inherited if own is None else ThinkingBudget(f"{suite.setting}.thinking_budget", own)
     if not budget.tokens:
@@ -92,6 +95,45 @@ def check_suite_decoding(suite: Suite, config: Config, hf: PreTrainedConfig, tok
         thinking.add(prompt, encode_checked(suite.task, tokenizer, prompt))
     if own is not None:
         thinking.check_effect()
+
+
+def _check_speculation(config: Config, hf: PreTrainedConfig) -> None:
+    """Errors: ConfigError for a model, or answers, whose drafts could not be checked."""
+    settings = config.generator.speculative
+    if settings.method == "none":
+        return
+    setting = f"generator.speculative.method = {settings.method!r}"
+    if settings.prompt_lookup_min > settings.prompt_lookup_max:
+        raise ConfigError(
+            f"generator.speculative.prompt_lookup_min = {settings.prompt_lookup_min} is more than prompt_lookup_max = "
+            f"{settings.prompt_lookup_max}: raise that"
+        )
+    if "linear_attention" in (getattr(hf, "layer_types", None) or ()):
+        raise ConfigError(
+            f"{setting}: the states of linear attention (layer_types) cannot go back over a draft; leave it out"
+        )
+    if config.algorithm.routing == "replay":
+        raise ConfigError(
+            f"{setting} and algorithm.routing = 'replay': experts are not recorded of drafts; leave one of them out"
+        )
+    _check_drafts(config, "rollout", config.rollout)
+    if (budget := held_out_budget(config)).tokens:
+        raise ConfigError(_without_drafts(config, budget.setting, budget.tokens))
+
+
+def _check_drafts(config: Config, section: str, settings: RolloutConfig | SuiteConfig) -> None:
+    """Errors: ConfigError for a setting of answers that drafts are not checked with."""
+    keys = changed(settings, (*CUTS, *PENALTIES, "thinking_budget"))
+    if keys and config.generator.speculative.method != "none":
+        raise ConfigError(_without_drafts(config, f"{section}.{keys[0]}", getattr(settings, keys[0])))
+
+
+def _without_drafts(config: Config, setting: str, value: float) -> str:
+    method = config.generator.speculative.method
+    return (
+        f"generator.speculative.method = {method!r} and {setting} = {value}: drafts are not checked with it; leave one "
+        f"of them out"
+    )
 
 
 def _check_reached(budget: ThinkingBudget, longest: int) -> None:

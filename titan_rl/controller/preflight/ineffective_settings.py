@@ -8,7 +8,7 @@ switch that is turned off on the command line takes its section of the file with
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.errors import raise_findings
 from titan_rl.config.load import as_dict
 from titan_rl.config.mixture import all_tasks
-from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config
+from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config, SpeculativeConfig
 from titan_rl.config.sections.suites import have_chats
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.trainer.roles.names import FROZEN, LEARNED
@@ -134,6 +134,10 @@ _FROM_FILE = _unless(
 )
 _HAS_SFT = _unless(lambda run: run.config.sft.steps, "sft.steps = 0 leaves SFT out; set it, or leave it out")
 _COMPILES = _unless(lambda run: run.titan.compile.enable, "compile.enable is false; set it, or leave it out")
+_HAS_DRAFTS = _unless(
+    lambda run: run.config.generator.speculative.method != "none",
+    "generator.speculative.method = 'none' drafts nothing; set it to 'ngram', or leave it out",
+)
 _HAS_UPDATES_BETWEEN = _unless(
     lambda run: run.config.rollout.max_staleness,
     "rollout.max_staleness = 0 samples no answer while weights are updated; leave it out, or set that above 0",
@@ -214,6 +218,9 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "generator": (_HAS_GENERATORS,),
     "generator.update": (_HAS_UPDATES_BETWEEN,),
+    **{
+        f"generator.speculative.{key.name}": (_HAS_DRAFTS,) for key in fields(SpeculativeConfig) if key.name != "method"
+    },
     "generator.kv": (_HAS_UPDATES_BETWEEN,),
     "verifier": (_HAS_GENERATORS,),
     "sft.examples_per_step": (_HAS_SFT,),

@@ -162,7 +162,7 @@ CHECKS = (
     Check(
         name="sync",
         about="after an update generators have the new weights, all of them, and say so",
-        mend="See mesh/channel/ and generator/vllm_backend.py: what is published, fetched and repacked",
+        mend="See mesh/channel/ and generator/weights/vllm_backend.py: what is published, fetched and repacked",
         run=weights.sync,
         needs=_ALL,
         after=("tokens", "mask", "penalties", "sampling-mask", "routing", "agreement", "still"),

@@ -69,7 +69,7 @@ class ReaderSetup:
     relay: str = ""
     """If other ranks may take versions from this one: the name of its process, for them."""
     adapter_scale: float | None = None
-    """Of the adapters that come instead of weights (generator/adapter_reader.py); None: weights come."""
+    """Of the adapters that come instead of weights (generator/weights/adapter_reader.py); None: weights come."""
 
 
 class WeightReader:

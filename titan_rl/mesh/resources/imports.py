@@ -11,7 +11,7 @@ IMPORTS = {
     "trainer": ("titan_rl.models.device", "titan_rl.trainer.join", "titan_rl.trainer.state.snapshot"),
     "generator": (
         "titan_rl.generator.engine",
-        "titan_rl.generator.vllm_recording",
+        "titan_rl.generator.weights.vllm_recording",
         "vllm.v1.worker.gpu_worker",
         "vllm.model_executor.layers.quantization.online.base",
     ),

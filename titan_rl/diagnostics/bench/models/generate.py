@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,18 @@ def prompts() -> list[list[int]]:
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     config = load_config(None, overrides)
+    with model_directory(config) as path:
+        speeds = drive(_measure(config, path))
+    ratio = statistics.median(a / p for a, p in zip(speeds["actor"], speeds["plain"], strict=True))
+    return [
+        row("actor over plain LLM.generate, median of pairs", ratio, "ratio", _BAR, at_most=False),
+        *(row(f"{name}", statistics.median(values), "tokens/s", rounds=values) for name, values in speeds.items()),
+    ]
+
+
+@contextmanager
+def model_directory(config: Config) -> Iterator[str]:
+    """The model's directory; one of the tiny model is made."""
     with tempfile.TemporaryDirectory() as folder:
         path = config.model.path
         if path == "tiny":
@@ -41,12 +55,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
             path = str(Path(folder) / "tiny")
             make_tiny(path, seed=config.run.seed)
-        speeds = drive(_measure(config, path))
-    ratio = statistics.median(a / p for a, p in zip(speeds["actor"], speeds["plain"], strict=True))
-    return [
-        row("actor over plain LLM.generate, median of pairs", ratio, "ratio", _BAR, at_most=False),
-        *(row(f"{name}", statistics.median(values), "tokens/s", rounds=values) for name, values in speeds.items()),
-    ]
+        yield path
 
 
 async def _measure(config: Config, path: str) -> dict[str, list[float]]:

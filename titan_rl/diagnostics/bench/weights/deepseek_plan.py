@@ -103,7 +103,7 @@ def generator_needs(interner: "Interner") -> "list[Units]":
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     from titan_rl.compat.vllm.parallel import set_parallel_groups
-    from titan_rl.generator.vllm_recording import needs, record_on_meta
+    from titan_rl.generator.weights.vllm_recording import needs, record_on_meta
 
     checkpoint = list(_shapes().items())
     everyone = []

@@ -14,7 +14,7 @@ from vllm.model_executor.model_loader import register_model_loader
 
 from titan_rl.compat.vllm.loading import FileLoader, has_load_format
 from titan_rl.config.model_directory.directory import weight_files
-from titan_rl.generator.vllm_linear import widen_linears
+from titan_rl.generator.weights.vllm_linear import widen_linears
 
 FORMAT = "titan_rl"
 _EXACT = "e_score_correction_bias"

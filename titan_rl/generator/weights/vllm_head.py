@@ -13,7 +13,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.platforms import current_platform
 
 from titan_rl.compat.vllm.layers import head_projection, set_head_projection
-from titan_rl.generator.vllm_linear import packed_product
+from titan_rl.generator.weights.vllm_linear import packed_product
 from titan_rl.kernels.linear_logprob import exact_bf16_products, multiplies_wide
 
 

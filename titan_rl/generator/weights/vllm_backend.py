@@ -28,10 +28,10 @@ from vllm.platforms import current_platform
 from titan_rl.compat.vllm.layers import forget_packed_experts
 from titan_rl.compat.vllm.loading import give_new_memory, has_weight_transfer, process_layer
 from titan_rl.config.model_directory.directory import stored_tensors
-from titan_rl.generator.adapter_reader import AdapterReader
-from titan_rl.generator.vllm_head import widen_head_once
-from titan_rl.generator.vllm_loader import round_parameters
-from titan_rl.generator.vllm_recording import Recorded, Target, record
+from titan_rl.generator.weights.adapter_reader import AdapterReader
+from titan_rl.generator.weights.vllm_head import widen_head_once
+from titan_rl.generator.weights.vllm_loader import round_parameters
+from titan_rl.generator.weights.vllm_recording import Recorded, Target, record
 from titan_rl.mesh.channel.plan import Box
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 

@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 
 from titan_rl.config.model_directory.safetensors_files import StoredTensor
-from titan_rl.generator.vllm_recording import Recorded
+from titan_rl.generator.weights.vllm_recording import Recorded
 from titan_rl.mesh.channel.plan import LORA_A, LORA_B, WEIGHT, Box, Interner, Need, Units, split_name
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.channel.relay.gathering import Fetched, Route

@@ -1,0 +1,96 @@
+"""vLLM's sampler of drafts on a CPU: exact in distribution, whatever is drafted and however wrong it is."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.platforms import current_platform
+from vllm.triton_utils.dispatcher import KernelOverride
+from vllm.utils import cpu_triton_utils
+from vllm.v1.sample import rejection_sampler
+
+from titan_rl.compat.vllm.speculation import DraftRecorder, expand_batch_to_tokens
+
+SAMPLES, WORDS, BONUS = 100_000, 12, 9
+TEMPERATURES = (0.5, 1.5)
+SURELY = 1 - 1e-6
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """As in an engine on a CPU: vLLM's kernels in C++, and drafts as the recorder has them checked."""
+    current_platform.import_kernels()
+    for name in ("rejection_random_sample", "sample_recovered_tokens", "expand"):
+        owner, kernel = getattr(rejection_sampler, f"_{name}"), getattr(cpu_triton_utils, f"_{name}_kernel_impl")
+        monkeypatch.setattr(owner, "kernel", KernelOverride(owner.kernel, kernel))
+        owner.__dict__.pop("_kernel_arg_names", None)
+    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", rejection_sampler.expand_batch_to_tokens)
+    DraftRecorder(SimpleNamespace(dynamic_sd_lookup=[0], update_from_output=None), on_cpu=True)
+    return torch.manual_seed(7)
+
+
+def sampled(logits: torch.Tensor, drafts: tuple[int, int]) -> torch.Tensor:
+    """Answers [SAMPLES, 3] whose first two tokens were drafted; every other one has the other temperature."""
+    settings = SimpleNamespace(
+        all_greedy=False, all_random=True, temperature=torch.tensor(TEMPERATURES).repeat(SAMPLES // 2), generators={}
+    )
+    settings.top_k = settings.top_p = None
+    counted = torch.arange(2, 2 * SAMPLES + 1, 2, dtype=torch.int32)
+    constrained = rejection_sampler.apply_sampling_constraints(logits.repeat(SAMPLES, 1), counted, settings)
+    drafted = torch.tensor(drafts, dtype=torch.int32).repeat(SAMPLES)
+    bonus = torch.full((SAMPLES, 1), BONUS, dtype=torch.int32)
+    numbers = [2] * SAMPLES
+    return rejection_sampler.rejection_sample(drafted, numbers, 2, counted, None, constrained, bonus, settings)
+
+
+def unlikeliness(tokens: torch.Tensor, probabilities: torch.Tensor) -> float:
+    """Chi-square of counted tokens, as the share of samples that would be nearer to these probabilities."""
+    expected = probabilities * len(tokens)
+    counts = torch.bincount(tokens.long(), minlength=WORDS)
+    chi_square = ((counts - expected) ** 2 / expected).sum().double()
+    return float(torch.special.gammainc(torch.tensor((WORDS - 1) / 2).double(), chi_square / 2))
+
+
+@pytest.mark.parametrize("drafts", ["likeliest", "least likely"])
+def test_drafted_answers_have_the_models_distribution(on_cpu, drafts):
+    """Fails with vLLM's own function, which checks each draft at whatever temperature was in memory."""
+    logits = torch.randn(2, WORDS, generator=torch.Generator().manual_seed(0))
+    first, second = (logits.argmax(-1) if drafts == "likeliest" else logits.argmin(-1)).tolist()
+    answers = sampled(logits, (first, second))
+    for place, temperature in enumerate(TEMPERATURES):
+        own = answers[place::2]
+        probabilities = (logits / temperature).softmax(-1)
+        went_on = own[own[:, 0] == first]
+        assert unlikeliness(own[:, 0], probabilities[0]) < SURELY
+        assert unlikeliness(went_on[:, 1], probabilities[1]) < SURELY
+        assert (went_on[:, 2] == BONUS).equal(went_on[:, 1] == second), "a token more where both were accepted"
+        assert (own[own[:, 0] != first][:, 1:] == -1).all(), "and none behind one that was not"
+
+
+def test_a_request_without_drafts_has_no_values():
+    values, counted = torch.tensor([0.5, 0.0, 2.0]), torch.tensor([2, 2, 5], dtype=torch.int32)
+    assert expand_batch_to_tokens(values, counted, 5).tolist() == [0.5, 0.5, 2.0, 2.0, 2.0]
+    assert expand_batch_to_tokens(values, torch.tensor([1, 2, 3]), 3, 0, 1).tolist() == [0.5, 1.0, 2.0]
+
+
+def step(scheduled: dict[str, int], drafts: dict[str, list[int]], limit: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        num_scheduled_tokens=scheduled, scheduled_spec_decode_tokens=drafts, num_spec_tokens_to_schedule=limit
+    )
+
+
+def test_what_became_of_drafts_is_counted():
+    """The drafts of a step were made at the end of the one before, by what was set then."""
+    scheduler = SimpleNamespace(dynamic_sd_lookup=[0, 3, 3, 3, 3], update_from_output=lambda step, output: "updated")
+    recorder = DraftRecorder(scheduler, on_cpu=False)
+    prompts = step({"a": 5, "b": 1}, {}, 3)
+    given = SimpleNamespace(req_ids=["a", "b"], sampled_token_ids=[[1], [2]])
+    assert scheduler.update_from_output(prompts, given) == "updated"
+    decode = step({"a": 4, "b": 1}, {"a": [7, 8, 9]}, 0)
+    scheduler.update_from_output(decode, SimpleNamespace(req_ids=["b", "a"], sampled_token_ids=[[4], [7, 8, 1]]))
+    read, decoded = recorder.take()
+    assert (read.batch, read.limit, read.num_drafted, read.num_tokens, read.is_decode) == (2, 0, 0, 2, False)
+    assert (decoded.limit, decoded.num_drafted, decoded.num_accepted, decoded.num_tokens) == (3, 3, 2, 4)
+    assert decoded.is_decode and recorder.take() == []
+    recorder.limit(range(2, 8), 0)
+    assert scheduler.dynamic_sd_lookup == [0, 3, 0, 0, 0]

@@ -1,0 +1,46 @@
+"""Speculative decoding of a real engine: what is trained is what was sampled."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from started_meshes import meshes_of, worst_difference
+
+from titan_rl.data.types import Decoding, Request
+from titan_rl.models.builtin.tiny import make_tiny
+
+PROMPT = np.tile(np.arange(10, 20, dtype=np.int32), 4)
+"""It says the same again and again, so that there are drafts from the first token on."""
+TEMPERATURE = 0.05
+SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False}
+
+
+@pytest.mark.slow
+def test_answers_of_drafts_are_trained_as_they_were_sampled(tmp_path):
+    make_tiny(tmp_path / "model", seed=1, architecture="qwen3", num_layers=2, tie_word_embeddings=False)
+
+    async def run():
+        tables = {"rollout": {"temperature": TEMPERATURE}, "generator": {"speculative": SPECULATIVE}}
+        async with meshes_of(str(tmp_path / "model"), tmp_path, **tables, optimizer={"lr": 0.0}) as meshes:
+            await meshes.trainer.begin_at(0)
+            await meshes.weights.stage(0)
+            await meshes.weights.announce(0)
+            leader = meshes.generators.replicas[0].leader
+            seeds = list(range(8))
+            answers = await leader.generate.call_one(Request(PROMPT, seeds, 48, TEMPERATURE))
+            again = await leader.generate.call_one(Request(PROMPT, seeds, 48, TEMPERATURE))
+            assert [a.tokens.tolist() for a in answers] == [a.tokens.tolist() for a in again], "by their seeds alone"
+            statistics = await leader.take_statistics.call_one()
+            print(f"{statistics.num_drafted} drafted, {statistics.num_accepted} accepted, {statistics.num_steps} steps")
+            assert 0 < statistics.num_accepted < statistics.num_drafted
+            longest = max(len(answer.tokens) for answer in answers)
+            assert statistics.num_steps < 2 * longest, "several tokens came of a step"
+            assert await worst_difference(meshes, (PROMPT, answers)) < 1e-5
+            greedy, plain = [
+                await leader.generate.call_one(Request(PROMPT, [1], 24, temperature)) for temperature in (0.0, 0.0)
+            ]
+            assert greedy[0].tokens.tolist() == plain[0].tokens.tolist()
+            with pytest.raises(Exception, match="drafts are checked without top-p"):
+                await leader.generate.call_one(Request(PROMPT, [1], 4, TEMPERATURE, Decoding(top_p=0.9)))
+
+    asyncio.run(run())

@@ -1,0 +1,99 @@
+"""vLLM's speculative decoding: how many tokens are drafted at each batch size, and what became of them.
+
+On a CPU 0.32 writes each draft's temperature, top-k and top-p into a copy that it drops
+(``cpu_triton_utils._expand_kernel_impl``), and checks drafts by whatever was in memory. The one function that calls it
+is replaced there.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.sample import rejection_sampler
+
+from titan_rl.compat.reach import VLLM, Reach
+
+_SCHEDULER, _OUTPUT = "vllm.v1.core.sched.scheduler:Scheduler", "vllm.v1.core.sched.output:SchedulerOutput"
+REACHES = (
+    Reach("vllm.v1.sample.rejection_sampler:expand_batch_to_tokens", "check a CPU's drafts at their temperature"),
+    Reach(f"{_SCHEDULER}.dynamic_sd_lookup", "draft at some batch sizes only"),
+    Reach(f"{_SCHEDULER}.update_from_output", "see what became of drafts"),
+    Reach(f"{_OUTPUT}.num_spec_tokens_to_schedule", "know which steps could have drafts"),
+    Reach(f"{_OUTPUT}.scheduled_spec_decode_tokens", "count drafts"),
+)
+VLLM.require(REACHES)
+
+
+def expand_batch_to_tokens(
+    values: torch.Tensor, cumulative: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """Each request's value [B], once for each of its drafts [num_tokens]; ``replace_from`` becomes ``replace_to``.
+
+    ``cumulative``: numbers of drafts, summed up [B]."""
+    counts = torch.diff(cumulative, prepend=cumulative.new_zeros(1))
+    replaced = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
+    return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+@dataclass(frozen=True)
+class DraftedStep:
+    """What one step of an engine drafted, and what came of it."""
+
+    batch: int
+    """Requests."""
+    limit: int
+    """Tokens that could have been drafted for each."""
+    num_drafted: int
+    num_accepted: int
+    num_tokens: int
+    """That all requests gained."""
+    is_decode: bool
+    """Whether no prompt was read in it."""
+
+
+class DraftRecorder:
+    """Recorder of an engine's drafts, which also sets how many tokens are drafted."""
+
+    def __init__(self, scheduler: Scheduler, *, on_cpu: bool):
+        """``scheduler``: of an engine with numbers of draft tokens by batch size."""
+        assert scheduler.dynamic_sd_lookup is not None, "vLLM was given such numbers"
+        if on_cpu:
+            rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+        self._by_batch_size, self._limit = scheduler.dynamic_sd_lookup, 0
+        self._update, self._steps = scheduler.update_from_output, []
+        scheduler.update_from_output = self._update_from_output
+
+    def limit(self, batch_sizes: range, num_tokens: int) -> None:
+        """Draft so many tokens for a request, from the next step on, in batches of these sizes."""
+        for size in batch_sizes:
+            if size < len(self._by_batch_size):
+                self._by_batch_size[size] = num_tokens
+
+    def take(self) -> list[DraftedStep]:
+        """Steps since the last call."""
+        steps, self._steps = self._steps, []
+        return steps
+
+    def _update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        step, output = scheduler_output, model_runner_output
+        drafts = step.scheduled_spec_decode_tokens
+        new = dict(zip(output.req_ids, map(len, output.sampled_token_ids), strict=False))
+        self._steps.append(
+            DraftedStep(
+                batch=len(step.num_scheduled_tokens),
+                limit=self._limit,
+                num_drafted=sum(map(len, drafts.values())),
+                num_accepted=sum(max(new.get(request, 0) - 1, 0) for request in drafts),
+                num_tokens=sum(new.values()),
+                is_decode=all(
+                    count == 1 + len(drafts.get(name, ())) for name, count in step.num_scheduled_tokens.items()
+                ),
+            )
+        )
+        self._limit = step.num_spec_tokens_to_schedule  # for the drafts that this step ends with
+        return self._update(step, output)

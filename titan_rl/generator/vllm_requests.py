@@ -1,0 +1,58 @@
+"""What vLLM is told of a sample, and what it gives back, in this package's own types."""
+
+from dataclasses import asdict
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+
+from titan_rl.data.storage.sampling_mask import SamplingMask
+from titan_rl.data.types import PromptLogprobs, Request
+
+
+def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) -> SamplingParams:
+    """vLLM's sampling parameters of one sample. Errors: VLLMValidationError for a setting beyond its limits."""
+    settings = asdict(request.decoding)
+    stop, budget, stop_tokens = list(settings.pop("stop")), settings.pop("thinking_budget"), settings.pop("stop_tokens")
+    return SamplingParams(
+        **settings,
+        stop=stop,
+        thinking_token_budget=budget or None,
+        include_stop_str_in_output=True,
+        skip_special_tokens=not stop,  # such a text may be one
+        detokenize=bool(stop),
+        max_tokens=request.max_new_tokens,
+        temperature=request.temperature,
+        seed=seed,
+        logprobs=0,
+        prompt_logprobs=request.prompt_logprobs if seed == request.seeds[0] else None,
+        flat_logprobs=True,
+        stop_token_ids=stop_token_ids if stop_tokens is None else list(stop_tokens),
+        ignore_eos=stop_tokens is not None,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def sampling_mask(result: CompletionOutput, num_words: int) -> SamplingMask | None:
+    """Words that each token was sampled from. Errors: RuntimeError if vLLM does not say it of each."""
+    if not num_words:
+        return None
+    supports = [] if result.sampling_mask is None else result.sampling_mask.token_ids
+    if len(supports) != len(result.token_ids):
+        raise RuntimeError(f"vLLM gave {len(supports)} sampling masks for {len(result.token_ids)} tokens")
+    return SamplingMask.of([np.asarray(support) for support in supports], num_words)
+
+
+def prompt_logprobs(output: RequestOutput) -> PromptLogprobs | None:
+    """None where the request does not ask for them."""
+    if output.prompt_logprobs is None:
+        return None
+    assert isinstance(output.prompt_logprobs, FlatLogprobs) and output.prompt_token_ids is not None
+    flat, count = output.prompt_logprobs, len(output.prompt_token_ids) - 1
+    width = len(flat.token_ids) // count if count else 1
+    tokens, logprobs = np.zeros((count + 1, width), np.int32), np.full((count + 1, width), np.nan, np.float32)
+    tokens[1:] = np.asarray(flat.token_ids, np.int32).reshape(count, width)
+    logprobs[1:] = np.asarray(flat.logprobs, np.float32).reshape(count, width)
+    return PromptLogprobs(tokens, logprobs)

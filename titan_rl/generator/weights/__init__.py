@@ -1,0 +1,1 @@
+"""How the weights of a version get into a vLLM model, and what is computed with them on a CPU."""
