@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from started_meshes import meshes_of, worst_difference
 
+from titan_rl.data.text.tokenizer import read_tokenizer
 from titan_rl.data.types import Decoding, Request
 from titan_rl.models.builtin.tiny import make_tiny
 
@@ -40,6 +41,13 @@ def test_answers_of_drafts_are_trained_as_they_were_sampled(tmp_path):
                 await leader.generate.call_one(Request(PROMPT, [1], 24, temperature)) for temperature in (0.0, 0.0)
             ]
             assert greedy[0].tokens.tolist() == plain[0].tokens.tolist()
+            tokenizer = read_tokenizer(tmp_path / "model")
+            text = tokenizer.decode(answers[0].tokens[20:23])
+            [stopped] = await leader.generate.call_one(
+                Request(PROMPT, seeds[:1], 48, TEMPERATURE, Decoding(stop=(text,)))
+            )
+            assert stopped.stop_reason == "stop_string" and tokenizer.decode(stopped.tokens).endswith(text)
+            assert len(stopped.tokens) == len(stopped.logprobs) <= 23, "what was drafted behind it is dropped"
             with pytest.raises(Exception, match="drafts are checked without top-p"):
                 await leader.generate.call_one(Request(PROMPT, [1], 4, TEMPERATURE, Decoding(top_p=0.9)))
 
