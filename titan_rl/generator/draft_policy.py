@@ -8,8 +8,8 @@ is bound by memory, it costs about as much as one over a single token; in large 
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-_BLOCK_STEPS = 16
-_TRIALS = 2
+_BLOCK_STEPS = 8
+_TRIALS = 1
 """Blocks of each number of tokens, before one is chosen."""
 _CHOSEN_BLOCKS = 16
 """For so many blocks the choice stays; then the other number is measured again for one."""

@@ -1,6 +1,6 @@
 """Speculative decoding: new tokens a second with drafts in every step, and adaptive ones, over those without.
 
-    titan-rl bench speculation --model.path models/smollm2
+    titan-rl bench speculation --model.path models/smollm2 --generator.dtype bfloat16
 
 Prompts either say the same over and over, which a model goes on with, so that drafts are accepted, or are random, so
 that hardly any is. The three engines sample in turn, of the same prompts.
@@ -22,7 +22,7 @@ from titan_rl.diagnostics.bench.models.generate import model_directory
 from titan_rl.mesh.resources.cores import available_cores, generator_environment, share_cores
 from titan_rl.train import drive
 
-_BATCHES, _NEW_TOKENS = (1, 8, 64), 64
+_BATCHES, _NEW_TOKENS = (1, 8, 32), 64
 _WARMING, _ROUNDS = 4, 3
 """An adaptive engine chooses while it warms up."""
 _BAR = 0.95
