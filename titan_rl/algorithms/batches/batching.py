@@ -13,6 +13,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batches.shaping import shaped
 from titan_rl.algorithms.offline.sft import SFT
 from titan_rl.config.errors import NamedFault
+from titan_rl.config.mixture import Teachers, teachers_of
 from titan_rl.config.plugins import what_happened
 from titan_rl.config.sections.schema import AlgorithmConfig, Config, FilterConfig
 from titan_rl.data.batches.packing import pack, token_weights
@@ -237,10 +238,24 @@ def _group_samples(group: Group, algorithm: Algorithm, config: Config) -> list[S
     compared = _with_peers(scored) or scored
     rollouts = [rollout for rollout in compared if _is_usable(rollout, config.algorithm)]
     samples = _samples(group.prompt_id, rollouts, algorithm, shaped(compared, config))
+    if algorithm.needs.teacher and samples:
+        samples = with_task(samples, group.task, teachers_of(config))
     if algorithm.needs.implicit_reward:
         outcomes = [rollout.outcome for rollout in rollouts]
         samples = [replace(sample, outcome=outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
     return [branch for sample, rollout in zip(samples, rollouts, strict=True) for branch in _branches(sample, rollout)]
+
+
+def with_task(samples: list[Sample], task: str, teachers: Teachers) -> list[Sample]:
+    """Samples with the numbers of their task and its teacher. Errors: NamedFault, with the prompt, for a task of
+    which nobody says who of several teaches it."""
+    if task not in teachers.of_task:
+        if len(teachers.paths) > 1:
+            named = f"{task!r}, which the mixture has not" if task else "no task of the mixture"
+            raise NamedFault(f"{samples[0].prompt_id} is of {named}: each task has a teacher of its own")
+        return samples
+    number, teacher = list(teachers.of_task).index(task), teachers.of_task[task]
+    return [replace(sample, task=number, teacher=teacher) for sample in samples]
 
 
 def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Group]]:
@@ -252,7 +267,7 @@ def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Grou
 def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layout: Layout) -> list[Batch]:
     """Batches of a step, one for each optimizer update, normalized by its own trained tokens.
 
-    Errors: NamedFault, with the prompt, if the algorithm has no advantages for its rollouts.
+    Errors: NamedFault, with the prompt, if the algorithm has no advantages for its rollouts, or its task no teacher.
     """
     aggregation, max_new_tokens = config.algorithm.aggregation, config.rollout.max_new_tokens
     return [
