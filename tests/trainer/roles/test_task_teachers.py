@@ -177,7 +177,7 @@ def test_another_teacher_of_a_task_is_a_change_of_what_is_trained(models):
     assert "teacher.by_task.sums" in changes(before, after)
     assert first_change(before, after) in ("teacher.path", "teacher.by_task.sums")
     [line] = teacher_notice(both(models), check(both(models)).algorithm)
-    assert line == f"teachers: of divisors {models / 'one'}; of sums {models / 'other'}"
+    assert line == f"teachers: of divisors: {models / 'one'}; of sums: {models / 'other'}"
 
 
 def group_of(number: int, task: str) -> Group:

@@ -68,16 +68,12 @@ def _check_taught(config: Config) -> None:
 
 
 def teacher_notice(config: Config, algorithm: Algorithm) -> list[str]:
-    """Line about who teaches what, where there are several teachers."""
+    """Line about the teacher of each task, where there are several teachers."""
     teachers = teachers_of(config)
     if not algorithm.needs.teacher or len(teachers.paths) < 2:
         return []
-    each = zip(teachers.tasks, teachers.paths, strict=True)
-    return [f"teachers: {'; '.join(f'of {_and(tasks)} {path}' for tasks, path in each)}"]
-
-
-def _and(names: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    both = zip(teachers.tasks, teachers.paths, strict=True)
+    return ["teachers: " + "; ".join(f"of {', '.join(tasks)}: {path}" for tasks, path in both)]
 
 
 def _frozen_models(config: Config, role: str) -> dict[str, str]:
