@@ -49,7 +49,7 @@ STUDIES = (
     Study("spell_tiny", _ACCURACY, None),
     Study(
         "mopd_tiny",
-        bar=0.4,
+        bar=None,
         flags=("--teacher.by_task.bits={runs}/quickstart/model", "--teacher.by_task.words={runs}/spell_tiny/model"),
     ),
     Study("sft_tiny", _ACCURACY, None, flags=("--training.steps=30",)),
