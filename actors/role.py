@@ -21,7 +21,7 @@ class Role(Actor):
     IMPORTS = "trainer"
 
     def __init__(self, role: str, model_path: str, kept: str):
-        """``kept``: where the run keeps the policy (``trainer.roles.names.role_path``)."""
+        """``kept``: where the run keeps the policy (``trainer.roles.names.role_paths``)."""
         self.role, self.model_path, self.kept = role, model_path, kept
         self._model: FrozenRoleWorker | None = None
         """None until it has joined."""
@@ -73,6 +73,6 @@ class Role(Actor):
         self.model.load(path)
 
     @endpoint
-    def digest(self) -> str:
-        """Checksum of this rank's weights."""
-        return self.model.digest()
+    def digests(self) -> dict[str, str]:
+        """Checksums of this rank's weights, by model."""
+        return self.model.digests()

@@ -41,7 +41,7 @@ class Trainer(Actor):
     IMPORTS = "trainer"
 
     def __init__(self, model_path: str, kept: str = ""):
-        """``kept``: where the run keeps the policy (``trainer.roles.names.role_path``)."""
+        """``kept``: where the run keeps the policy (``trainer.roles.names.role_paths``)."""
         self.model_path, self.kept = model_path, kept
         self._config: Config | None = None
         """None until it has tried to join."""

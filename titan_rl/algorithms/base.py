@@ -54,6 +54,8 @@ class LossInputs:
     """Of the same words, under the teacher."""
     teacher_mask_S: torch.Tensor | None = None
     """1 where the self-teacher was given another sample's right answer, else 0."""
+    task_S: torch.Tensor | None = None
+    """int64, of a mixture whose tasks have teachers: the number of each token's task in ``Algorithm.tasks``."""
     process_reward_S: torch.Tensor | None = None
     """The implicit reward of each token, before this step's first update of the policy."""
     group_sums_NM: torch.Tensor | None = None
@@ -144,6 +146,10 @@ class Algorithm(ABC):
 
     implementation: Literal["reference", "triton"] = "reference"
     """Of the kernels that the loss calls: the learner sets what ``model.kernel`` means on its device."""
+
+    tasks: Sequence[str] = ()
+    """Names of a mixture's tasks where there is a teacher, which the learner sets: a metric ``NAME/TASK`` is divided by
+    the number of the task's trained tokens."""
 
     def __init__(self, settings: Any = None):
         """``settings``: a ``Settings``; None: its defaults."""

@@ -7,7 +7,7 @@ algorithm (algorithms/registry.py). Whatever is wrong is a ConfigError: one line
 import difflib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from math import isfinite
@@ -371,7 +371,12 @@ def _with_directories(config: Config) -> Config:
     if config.reward_model.path:
         config = replace(config, reward_model=_reward_model(config.reward_model, config.run.plugin_path))
     roles = [role for role in ("reference", "teacher", "critic", "implicit_reward") if getattr(config, role).path]
-    return replace(config, **{role: _found(config, role) for role in roles})
+    config = replace(config, **{role: _found(config, role) for role in roles})
+    if not config.teacher.by_task:
+        return config
+    paths = config.teacher.by_task
+    by_task = {task: _directory(config, f"teacher.by_task.{task}", path) for task, path in paths.items()}
+    return replace(config, teacher=replace(config.teacher, by_task=by_task))
 
 
 def _beside(path: str, folders: Iterable[str]) -> str:
@@ -391,11 +396,17 @@ def _reward_model(settings: RewardModelConfig, folders: Iterable[str]) -> Reward
 
 def _found(config: Config, section: str, **conditions: bool) -> Any:
     settings, find = getattr(config, section), find_value_model if section == "critic" else find_model
-    path = _beside(settings.path, config.run.plugin_path)
+    return replace(settings, path=_directory(config, f"{section}.path", settings.path, find, **conditions))
+
+
+def _directory(
+    config: Config, setting: str, path: str, find: Callable[..., str] = find_model, **conditions: bool
+) -> str:
+    """Checked directory that a setting names. Errors: ConfigError."""
     try:
-        return replace(settings, path=find(path, own_family=bool(config.model.family), **conditions))
+        return find(_beside(path, config.run.plugin_path), own_family=bool(config.model.family), **conditions)
     except ValueError as error:
-        raise ConfigError(f"{section}.path = {settings.path!r}: {error}") from None
+        raise ConfigError(f"{setting} = {path!r}: {error}") from None
 
 
 def as_dict(config: Config) -> dict[str, Any]:

@@ -14,12 +14,14 @@
 What a table leaves out of ``style`` and ``system_prompt`` is as ``[task]`` has it.
 """
 
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Count
-from titan_rl.config.sections.schema import JUDGE, MIXTURE, TaskConfig
+from titan_rl.config.sections.schema import JUDGE, MIXTURE, Config, TaskConfig
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
@@ -65,3 +67,36 @@ def all_tasks(task: TaskConfig) -> dict[str, TaskConfig]:
     if task.name != MIXTURE:
         return {"task": task}
     return {"task": task} | {f"task.options.{label}": part for label, part in parts_of(task).items()}
+
+
+def names_of(task: TaskConfig) -> list[str]:
+    """Names of a mixture's tasks, in the TOML's order; empty for a single task."""
+    return list(task.options) if task.name == MIXTURE else []
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """Teachers of a run, each directory once."""
+
+    paths: tuple[str, ...]
+    of_task: Mapping[str, int]
+    """Place in ``paths`` of the teacher of each task of a mixture; empty for a single task."""
+
+    @property
+    def tasks(self) -> list[list[str]]:
+        """Of each teacher, the names of its tasks."""
+        return [[task for task, place in self.of_task.items() if place == number] for number in range(len(self.paths))]
+
+
+def teachers_of(config: Config) -> Teachers:
+    """Teachers by ``teacher.path`` and ``teacher.by_task``: of a mixture each task's own, or else the default.
+
+    A directory that is named in two ways is one teacher. Source: the domain teachers of MOPD, arXiv 2606.30406."""
+    teacher, names = config.teacher, names_of(config.task)
+    path_of = {name: teacher.by_task.get(name, teacher.path) for name in names} or {"": teacher.path}
+    path_on_disk: dict[str, str] = {}
+    for path in filter(None, path_of.values()):
+        path_on_disk.setdefault(os.path.realpath(path), path)
+    order = list(path_on_disk)
+    of_task = {name: order.index(os.path.realpath(path)) for name, path in path_of.items() if name and path}
+    return Teachers(tuple(path_on_disk.values()), of_task)

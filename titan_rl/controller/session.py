@@ -45,6 +45,7 @@ from titan_rl.controller.preflight.host_checks import on_hosts
 from titan_rl.controller.preflight.ineffective_settings import zero_learning_rates
 from titan_rl.controller.preflight.resume import check_resumable, limits_of
 from titan_rl.controller.preflight.resumed_settings import is_complete, resumed_settings
+from titan_rl.controller.preflight.role_checks import teacher_notice
 from titan_rl.controller.preflight.setting_changes import with_changes
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
@@ -128,6 +129,7 @@ class Session:
         checked = check(config)
         fitting, plan, messages = fit_and_place(checked, under_torchrun=ranks is not None)
         messages = [*messages, *zero_learning_rates(checked.config, checked.algorithm, checked.titan)]
+        messages += teacher_notice(checked.config, checked.algorithm)
         messages += template_notice(checked.config, checked.task) + row_notices(checked.task, checked.dataset)
         messages += label_notice(checked.algorithm, checked.dataset)
         messages += kernel_notices(checked.config, on_cpu=is_on_cpu(checked.config))

@@ -17,6 +17,8 @@ from titan_rl.data.storage.sampling_mask import SamplingMask
 
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
 """Of each trained token, float32: the outcome of its sample, and its weight in a mean over all samples of a batch."""
+TASK_COLUMN = "task_S"
+"""Of each trained token, int64: the number of its sample's task among a mixture's."""
 
 Cutoff = Literal["truncated", "max_turns"]
 """Limit that ended a rollout: ``truncated`` ran out of tokens, ``max_turns`` of turns."""
@@ -262,6 +264,10 @@ class Sample:
     routed_experts: np.ndarray | None = None
     """As the rollout's, and so the next."""
     reprompt: np.ndarray | None = None
+    task: int = -1
+    """Number of its task among a mixture's; -1: nobody asks."""
+    teacher: int = 0
+    """Number of the teacher of its task: those of different teachers share no row."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +316,7 @@ class Row:
     role_columns: dict[str, np.ndarray] = field(default_factory=dict)
     """Float32 [S] or [S, K] each: what model roles say of each trained token, by the names of
     algorithms.base.LossInputs; int64 [S, K], which words it is that a teacher spoke of; and from the beginning
-    ``OUTCOME_COLUMNS``, of samples that have an outcome."""
+    ``OUTCOME_COLUMNS``, of samples that have an outcome, and ``TASK_COLUMN``, of a mixture's that have a teacher."""
 
     @property
     def branch_offsets(self) -> np.ndarray:

@@ -163,9 +163,9 @@ class Meshes:
     ):
         """Nothing is started yet.
 
-        ``kept_policy``: where the run keeps the policy (``trainer.roles.names.role_path``). ``max_tokens``: of a prompt
-        with its answer. ``logs``: a folder for what the processes print. ``catch_up``: without it a dead trainer ends
-        the run."""
+        ``kept_policy``: where the run keeps the policy (``trainer.roles.names.role_paths``). ``max_tokens``: of a
+        prompt with its answer. ``logs``: a folder for what the processes print. ``catch_up``: without it a dead trainer
+        ends the run."""
         callbacks, where = callbacks or MeshCallbacks(), placement or ProcessPlacement()
         log, record_event, devices = callbacks.log, callbacks.record_event, where.devices
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts

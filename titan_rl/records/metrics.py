@@ -150,7 +150,9 @@ def _has_signal(rollouts: list[Rollout]) -> bool:
 def mean_metrics(metrics: list[StepMetrics]) -> StepMetrics:
     """Over a batch's optimizer steps: sums of counts and seconds, the maximum of a maximum, means of all others."""
     columns = _columns([vars(m) for m in metrics])
-    loss_metrics = {name: _mean(values) for name, values in _columns(columns.pop("loss_metrics")).items()}
+    of_updates = columns.pop("loss_metrics")  # a task may have no tokens in one of them
+    names = dict.fromkeys(name for update in of_updates for name in update)
+    loss_metrics = {name: _mean([update[name] for update in of_updates if name in update]) for name in names}
     merged: dict[str, Any] = {name: _merge(name, values) for name, values in columns.items()}
     return StepMetrics(**merged, loss_metrics=loss_metrics)
 

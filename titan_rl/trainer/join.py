@@ -16,7 +16,7 @@ def join_rank(
 ) -> TrainerRank:
     """Join the process groups of a rank, and build its part of the models.
 
-    ``initial_policy``: directory of the policy at the start of RL (``names.role_path``); ``rendezvous``: as in
+    ``initial_policy``: directory of the policy at the start of RL (``names.role_paths``); ``rendezvous``: as in
     ``join_group``."""
     titan = build_titan(config)
     seconds, policy_ranks = titan.comm.init_timeout_seconds, titan.world_size

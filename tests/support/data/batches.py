@@ -30,6 +30,8 @@ def batch_of(
     penalties: Penalties | None = None,
     experts: tuple[int, int, int] | None = None,
     reprompts: bool = False,
+    tasks: bool = False,
+    apart: bool = True,
     **layout: int,
 ) -> Batch:
     """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages;
@@ -39,6 +41,8 @@ def batch_of(
     from some of the words alone. ``penalties``: of every second sample, and of its branches.
     ``experts``: layers, experts, and those of a token, which tokens went through.
     ``reprompts``: whether all but the first sample of a group have one.
+    ``tasks``: whether groups are of tasks, the second of another than the others; ``apart``: with teachers of their
+    own, so that they share no row.
 
     Some tokens are a tool's, not the model's. ``layout``: ``num_ranks`` and ``row_multiple``.
     """
@@ -66,6 +70,8 @@ def batch_of(
             if reprompts and sample:
                 reprompt = rng.integers(3, VOCABULARY, 12 + sample % 2).astype(np.int32)
                 groups[-1][-1] = replace(groups[-1][-1], reprompt=reprompt)
+            if tasks:
+                groups[-1][-1] = replace(groups[-1][-1], task=group % 2, teacher=group % 2 if apart else 0)
             if branches:
                 groups[-1] += [_branch(groups[-1][-1], number, prompt) for number in range(1, 1 + sample % 3)]
     aggregation = "sequence" if branches else "token"

@@ -19,14 +19,15 @@ class Study:
     trained: dict[str, torch.Tensor]
     metrics: list[list[StepMetrics]]
     """Of each rank: of each update."""
-    digests: list[tuple[str, str]]
-    """Of each rank: the role's weights before and after."""
+    digests: list[tuple[dict[str, str], dict[str, str]]]
+    """Of each rank: the weights of the role's models before and after."""
 
 
 ALGORITHMS = {
     "asks for all": ("reference", {"name": "role_algorithms:AsksForAll"}),
     "distillation": ("teacher", {"name": "distillation"}),
     "top_k": ("teacher", {"name": "distillation", "top_k": 4}),
+    "teachers": ("teacher", {"name": "distillation", "top_k": 4}),
     "sdpo": ("", {"name": "sdpo", "distillation_weight": 0.5}),
     "sdpo by words": ("", {"name": "sdpo", "top_k": 4}),
 }
@@ -35,6 +36,8 @@ ALGORITHMS = {
 
 _OF_SELF_TEACHERS = ("llama", "qwen3", "dp2", "pp2")
 """Layouts of algorithms without another model: the reference of each, rows that ranks share out, and stages."""
+_OF_TEACHERS = (*_OF_SELF_TEACHERS, "dp2 own", "pp2 own")
+"""Layouts of several teachers."""
 
 
 def with_algorithms(layouts: dict[str, Layout]) -> dict[str, Layout]:
@@ -43,7 +46,7 @@ def with_algorithms(layouts: dict[str, Layout]) -> dict[str, Layout]:
         f"{name}, {algorithm}": layout
         for name, layout in layouts.items()
         for algorithm, (role, _) in ALGORITHMS.items()
-        if role or name in _OF_SELF_TEACHERS
+        if name in (_OF_TEACHERS if algorithm == "teachers" else layouts if role else _OF_SELF_TEACHERS)
     }
 
 
@@ -55,35 +58,44 @@ def steps_with_roles(layout: Layout, models: Path, out: Path) -> Study:
 
     role, algorithm = ALGORITHMS[out.name.rpartition(", ")[2]]
     placement = "own" if layout.start_from else "with_trainer"
-    settings = {"path": str(models / f"{layout.model}_reference"), "placement": placement}
+    paths = [str(models / name) for name in (f"{layout.model}_reference", layout.model)]
+    by_task = out.name.endswith(", teachers")  # the second of which is the student as it was at first
+    settings = {"by_task": dict(zip(("gcd", "lcm"), paths, strict=True))} if by_task else {"path": paths[0]}
+    settings["placement"] = placement
     config = load_config(
         None,
         {
             "run": {"plugin_path": [str(Path(__file__).parent)]},
             "algorithm": {**algorithm, "updates_per_batch": 2},
             **({role: settings} if role else {}),
+            **({"task": {"name": "mixture", "options": {"gcd": {}, "lcm": {}}}} if by_task else {}),
             "optimizer": {"lr": 1e-3, "eps": EPS},
             "parallelism": dict(layout.parallelism),
         },
     )
     titan = build_titan(config)
     learner = Learner(config, titan, models / layout.model)
-    lone = FrozenRoleWorker(config, titan, role, settings["path"], "") if layout.start_from else None
-    digest = (lone or learner.roles[role].model).digest if role else str
-    before, metrics = digest(), []
+    lone = FrozenRoleWorker(config, titan, role, paths[0], "") if layout.start_from else None
+    digests = (lone or learner).digests
+    before, metrics = digests(), []
     for step in range(NUM_STEPS):
-        batches = [_batch(2 * step + update, titan, reprompts=not role).rows for update in UPDATES]
+        batches = [
+            _batch(2 * step + update, titan, reprompts=not role, tasks=by_task, apart=bool(update)).rows
+            for update in UPDATES
+        ]
         mine = titan.batch_rank(dist.get_rank())
         found = _found(lone, batches, mine)
         for update in learner.train_step([rows[mine] for rows in batches], [True] * len(batches), found):
             update.seconds_forward_backward = update.seconds_optimizer = 0.0
             metrics.append(update)
-    return Study(whole_tensors(learner.shards()), _everyones(metrics), _everyones((before, digest())))
+    assert len(before) == (0 if not role else 2 if by_task else 1)
+    return Study(whole_tensors(learner.shards()), _everyones(metrics), _everyones((before, digests())))
 
 
-def _batch(seed: int, titan, *, reprompts: bool):
+def _batch(seed: int, titan, **kind: bool):
+    """With tasks that are not apart, rows hold those of several teachers."""
     layout = dict(num_ranks=titan.batch_degree, row_tokens=60, row_multiple=titan.row_multiple)
-    return batch_of(seed, reprompts=reprompts, **layout)
+    return batch_of(seed, **kind, **layout)
 
 
 def _found(lone, batches, group: int) -> list:

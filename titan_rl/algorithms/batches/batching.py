@@ -13,6 +13,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batches.shaping import shaped
 from titan_rl.algorithms.offline.sft import SFT
 from titan_rl.config.errors import NamedFault
+from titan_rl.config.mixture import Teachers, teachers_of
 from titan_rl.config.plugins import what_happened
 from titan_rl.config.sections.schema import AlgorithmConfig, Config, FilterConfig
 from titan_rl.data.batches.packing import pack, token_weights
@@ -230,17 +231,31 @@ def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
     return branches
 
 
-def _group_samples(group: Group, algorithm: Algorithm, config: Config) -> list[Sample]:
+def _group_samples(group: Group, algorithm: Algorithm, config: Config, teachers: Teachers | None) -> list[Sample]:
     """Advantages are made of shaped rewards, of samples that are not trained on, too; an outcome is what was verified,
     whatever an answer looks like."""
     scored = scored_rollouts(group)
     compared = _with_peers(scored) or scored
     rollouts = [rollout for rollout in compared if _is_usable(rollout, config.algorithm)]
     samples = _samples(group.prompt_id, rollouts, algorithm, shaped(compared, config))
+    if teachers is not None and samples:
+        samples = with_task(samples, group.task, teachers)
     if algorithm.needs.implicit_reward:
         outcomes = [rollout.outcome for rollout in rollouts]
         samples = [replace(sample, outcome=outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
     return [branch for sample, rollout in zip(samples, rollouts, strict=True) for branch in _branches(sample, rollout)]
+
+
+def with_task(samples: list[Sample], task: str, teachers: Teachers) -> list[Sample]:
+    """Samples with the numbers of their task and its teacher. Errors: NamedFault, with the prompt, where there are
+    several teachers and the task has none."""
+    if task not in teachers.of_task:
+        if len(teachers.paths) > 1:
+            named = f"{task!r}, which the mixture has not" if task else "no task of the mixture"
+            raise NamedFault(f"{samples[0].prompt_id} is of {named}: each task has a teacher of its own")
+        return samples
+    number, teacher = list(teachers.of_task).index(task), teachers.of_task[task]
+    return [replace(sample, task=number, teacher=teacher) for sample in samples]
 
 
 def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Group]]:
@@ -252,12 +267,13 @@ def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Grou
 def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layout: Layout) -> list[Batch]:
     """Batches of a step, one for each optimizer update, normalized by its own trained tokens.
 
-    Errors: NamedFault, with the prompt, if the algorithm has no advantages for its rollouts.
+    Errors: NamedFault, with the prompt, if the algorithm has no advantages for its rollouts, or its task no teacher.
     """
     aggregation, max_new_tokens = config.algorithm.aggregation, config.rollout.max_new_tokens
+    teachers = teachers_of(config) if algorithm.needs.teacher else None
     return [
         pack(
-            [_group_samples(group, algorithm, config) for group in part],
+            [_group_samples(group, algorithm, config, teachers) for group in part],
             **asdict(layout),
             share_prefix=config.rollout.share_prefix,
             set_still_apart=algorithm.is_still_without_advantage and layout.row_multiple == 1,  # no pipeline

@@ -39,10 +39,13 @@ class ReferenceConfig:
 
 @dataclass(kw_only=True)
 class TeacherConfig:
-    """The model that a student learns from, where the algorithm needs one. It never learns."""
+    """Model, or one for each task of a mixture, that a student learns from, where the algorithm needs one. Teachers
+    never learn."""
 
     path: str = ""
     """A Hugging Face directory with the policy's tokens."""
+    by_task: dict[str, str] = field(default_factory=dict)
+    """Of tasks of a mixture, by their names, the directory of each one's own teacher; ``path`` teaches the others."""
     placement: Placement = "with_trainer"
     """As the reference's."""
     parallelism: dict[str, Any] = field(default_factory=dict)

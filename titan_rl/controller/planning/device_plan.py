@@ -29,7 +29,7 @@ from titan_rl.controller.preflight.checks import Checked, read_config
 from titan_rl.mesh.resources.devices import GENERATOR, TRAINER, Crew, Devices, DeviceTable, Seat, place
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.layers.rope import num_positions
-from titan_rl.trainer.roles.names import learned_role, needed_roles, own_learned
+from titan_rl.trainer.roles.names import configured_paths, learned_role, needed_roles, own_learned
 from titan_rl.trainer.titan_config import TitanConfig, role_titan
 
 Who = tuple[str, int, int]
@@ -114,10 +114,15 @@ class Models:
         return getattr(self.config, role).placement == "own"
 
     def size(self, role: str) -> Size:
-        """A role's whole model."""
-        if role not in self.sizes:
-            self.sizes[role] = size_at(self.checked, getattr(self.config, role).path)
-        return self.sizes[role]
+        """A role's whole model, which is one."""
+        [size] = self.sizes_of(role)
+        return size
+
+    def sizes_of(self, role: str) -> list[Size]:
+        """All models of a role: teachers may be several."""
+        paths = configured_paths(self.config, role)
+        self.sizes |= {path: size_at(self.checked, path) for path in paths if path not in self.sizes}
+        return [self.sizes[path] for path in paths]
 
     def titan_of(self, role: str) -> TitanConfig:
         return role_titan(self.config, role)
@@ -130,8 +135,8 @@ class Models:
         """A rank of the policy, with the roles that share its process."""
         needs = trained_rank(self.policy, self.titan)
         for role in self.frozen:
-            if not self.is_own(role):
-                needs = _sum(needs, frozen_rank(self.size(role), self.titan))
+            for size in [] if self.is_own(role) else self.sizes_of(role):
+                needs = _sum(needs, frozen_rank(size, self.titan))
         if self.learned and not self.own:
             needs = _sum(needs, trained_rank(self.size(self.learned), self.titan))
         if self.config.has_generators:
@@ -140,9 +145,12 @@ class Models:
 
     def of_role(self, role: str) -> Bytes:
         """A rank of one with processes of its own."""
-        size, titan, learns = self.size(role), self.titan_of(role), role == self.own
-        needs = trained_rank(size, titan) if learns else frozen_rank(size, titan)
-        return needs | passing_rank(self.hf, size, titan, learns=learns)
+        sizes, titan, learns = self.sizes_of(role), self.titan_of(role), role == self.own
+        needs: Bytes = {}
+        for size in sizes:
+            needs = _sum(needs, trained_rank(size, titan) if learns else frozen_rank(size, titan))
+        largest = max(sizes, key=lambda size: size.parameters)  # one passes rows at a time
+        return needs | passing_rank(self.hf, largest, titan, learns=learns)
 
     def snapshots(self, role: str) -> float:
         """Bytes of a rank's snapshots in host memory."""

@@ -24,7 +24,7 @@ from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families.registry import Family
 from titan_rl.models.layers.gated_delta_net import CHUNK
 from titan_rl.models.spec import read_hf_config, spec_of
-from titan_rl.trainer.roles.names import learned_role, needed_roles
+from titan_rl.trainer.roles.names import configured_paths, learned_role, needed_roles
 from titan_rl.trainer.state.snapshot_kinds import spares_memory
 from titan_rl.trainer.titan_config import TrainingConfig
 
@@ -255,7 +255,8 @@ def _roles(checked: Checked) -> list[Size]:
     config, needs, sizes = checked.config, checked.algorithm.needs, []
     for role in needed_roles(needs):
         if role != "reference" or not config.lora.rank:  # which is the policy without its adapters
-            sizes.append(Size(size_at(checked, getattr(config, role).path).parameters, 0))
+            paths = configured_paths(config, role)
+            sizes += [Size(size_at(checked, path).parameters, 0) for path in paths]
     if (learned := learned_role(needs)) is not None:
         sizes.append(size_at(checked, getattr(config, learned).path))
     return sizes

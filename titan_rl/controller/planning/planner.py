@@ -141,7 +141,9 @@ def _with_shapes(config: Config, request: PlanRequest) -> Iterator[Config]:
             settings = getattr(config, role)
             if (path := _shaped(settings.path, role, Path(folder) / role)) != settings.path:
                 config = replace(config, **{role: replace(settings, path=path)})
-        yield config
+        paths = config.teacher.by_task
+        by_task = {task: _shaped(path, "teacher", Path(folder) / f"teacher of {task}") for task, path in paths.items()}
+        yield replace(config, teacher=replace(config.teacher, by_task=by_task))
 
 
 def _shaped(path: str, role: str, folder: Path) -> str:

@@ -15,7 +15,7 @@ from titan_rl.mesh.launch.base import HostLauncher, make_host_launcher
 from titan_rl.mesh.resources.certificates import certify
 from titan_rl.records.run_directory.controller_epochs import next_epoch
 from titan_rl.records.run_directory.rundir import RunDir
-from titan_rl.trainer.roles.names import FROZEN, LEARNED
+from titan_rl.trainer.roles.names import FROZEN, LEARNED, configured_paths
 
 _LEAST_SILENCE = 5.0
 _PACKAGE = Path(titan_rl.__file__).resolve().parent
@@ -58,7 +58,8 @@ def paths_on_hosts(config: Config) -> list[str]:
     roles begin with, the folder of checkpoint.store, and modules of run.plugin_path, as far as this process has
     imported them."""
     store = config.checkpoint.store
-    models = [getattr(config, role).path for role in (*FROZEN, *LEARNED, "reward_model")] + [config.lora.adapter]
+    models = [path for role in (*FROZEN, *LEARNED) for path in configured_paths(config, role)]
+    models += [config.reward_model.path, config.lora.adapter]
     models += [] if "://" in store else [store]
     files = [
         path

@@ -15,7 +15,7 @@ from typing import Any
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.errors import raise_findings
 from titan_rl.config.load import as_dict
-from titan_rl.config.mixture import all_tasks
+from titan_rl.config.mixture import all_tasks, names_of
 from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config, SpeculativeConfig
 from titan_rl.config.sections.suites import have_chats
 from titan_rl.environments.interfaces.task import Task
@@ -97,6 +97,12 @@ def _reference_path(run: Run) -> str:
     is_adapted = run.config.lora.rank and run.config.reference.placement == "with_trainer"
     without = "with lora.rank > 0 the reference is the policy without its adapters"
     return f"{without}; leave it out, or set reference.placement = 'own'" if is_adapted else ""
+
+
+def _teacher_path(run: Run) -> str:
+    names = names_of(run.config.task)
+    has_own = names and all(name in run.config.teacher.by_task for name in names)
+    return "each task of the mixture has its own in teacher.by_task; leave it out" if has_own else ""
 
 
 def _judge(run: Run) -> str:
@@ -185,6 +191,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "lora.adapter": (_HAS_ADAPTERS,),
     **{role: (_role(role),) for role in (*FROZEN, *LEARNED)},
     "reference.path": (_reference_path,),
+    "teacher.path": (_teacher_path,),
     "reward_model": (_sampled(),),
     "reward_model.reads_end": (
         _unless(lambda run: run.config.reward_model.path, "there is none without reward_model.path; leave it out"),

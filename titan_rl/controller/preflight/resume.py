@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError, Settings, flat, read_resolved
+from titan_rl.config.mixture import teachers_of
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.initial_policy import check_resumed
 from titan_rl.controller.preflight.checks import Checked, check_model, read_config, tokenizer_of
@@ -48,6 +49,7 @@ _RULES = {
     "critic": _WHILE_REDOING,
     "reference.path": _WHILE_REDOING,
     "teacher.path": _WHILE_REDOING,
+    "teacher.by_task": _WHILE_REDOING,
     "reference.parallelism": _NUMERIC,
     "teacher.parallelism": _NUMERIC,
     "implicit_reward": _WHILE_REDOING,
@@ -72,7 +74,7 @@ _RULES = {
 """What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a
 file may move (records/run_directory/sources.py). ``_NUMERIC``: free, but a replay needs to know what it was."""
 _OPEN = ("task.options.", "task.rewards.", "task.rewards_by_source.", "task.judge.", "optimizer.param_groups.")
-_OPEN += ("model.chat_template.options.", "data.columns.", "eval.suites.", "task.sandbox.")
+_OPEN += ("model.chat_template.options.", "data.columns.", "eval.suites.", "task.sandbox.", "teacher.by_task.")
 _OPEN += tuple(f"{role}.{table}." for role in LEARNED for table in ("optimizer", "lr_scheduler"))
 _OPEN += tuple(f"{role}.parallelism." for role in ("reference", "teacher", *LEARNED))
 """Tables without a fixed list of keys."""
@@ -157,11 +159,13 @@ def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) 
 
 
 def limits_of(checked: Checked) -> Limits:
-    """Limits of recorded rollouts: vocabulary, row length and decoding settings."""
+    """Limits of recorded rollouts: vocabulary, row length, decoding settings, tasks with teachers."""
     hf, decoding = read_config(checked), decoding_of(checked.config.rollout)
     tags = thinking_tags(tokenizer_of(checked.config)) if decoding.thinking_budget else None
     experts = experts_of(hf, checked.family) if checked.config.algorithm.routing == "replay" else None
-    return Limits(hf.vocab_size, checked.titan.training.seq_len, decoding, tags, experts)
+    teachers = teachers_of(checked.config)
+    tasks = frozenset(teachers.of_task if checked.algorithm.needs.teacher and len(teachers.paths) > 1 else ())
+    return Limits(hf.vocab_size, checked.titan.training.seq_len, decoding, tags, experts, tasks)
 
 
 def check_own_models(run_dir: RunDir, config: Config, family: Family | None) -> None:

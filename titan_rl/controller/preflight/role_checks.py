@@ -5,6 +5,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
+from titan_rl.config.mixture import names_of, teachers_of
 from titan_rl.config.sections.schema import Config
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.rollout.decoding import PENALTIES, changed
@@ -23,19 +24,63 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None, tas
     if algorithm.head == "value" and family is None:
         _check_classifier("model", config)
     for role in FROZEN:
-        settings, setting = getattr(config, role), f"algorithm.name = {config.algorithm.name!r}"
         if not getattr(algorithm.needs, role):
             continue
-        if role == "teacher" and not settings.path:
-            raise ConfigError(f"{setting} needs a teacher: give its Hugging Face directory as teacher.path")
+        if role == "teacher":
+            _check_taught(config)
         _check_placement(config, role)
-        _check_model(config, role, family, num_words(role, algorithm.needs))
+        for key, path in _frozen_models(config, role).items():
+            _check_model(config, role, family, num_words(role, algorithm.needs), key, path)
     if algorithm.needs.self_teacher:
         _check_self_teacher(config, algorithm, task)
         _check_words(algorithm.needs.teacher_words, _policy_config(config, family))
     for role in LEARNED:
         if getattr(algorithm.needs, role):
             _check_learned(config, role, family)
+
+
+def _check_taught(config: Config) -> None:
+    """Errors: ConfigError for what has no teacher, and for teachers of what there is not."""
+    teacher, names = config.teacher, names_of(config.task)
+    if teacher.by_task and not names:
+        raise ConfigError(
+            f"teacher.by_task names teachers of a mixture's tasks, and task.name = {config.task.name!r} is one task: "
+            f"give teacher.path instead"
+        )
+    if unknown := [name for name in teacher.by_task if name not in names]:
+        raise ConfigError(
+            f"teacher.by_task: {unknown[0]!r:.60} is no task of the mixture ({', '.join(names)}): rename it, or leave "
+            f"it out"
+        )
+    if empty := [name for name, path in teacher.by_task.items() if not path]:
+        raise ConfigError(f"teacher.by_task.{empty[0]} is empty: give a Hugging Face directory, or leave it out")
+    untaught = [name for name in names if name not in teacher.by_task]
+    if teacher.path or (names and not untaught):
+        return
+    if teacher.by_task:
+        raise ConfigError(
+            f"task.options.{untaught[0]} has no teacher: give one as teacher.by_task.{untaught[0]}, or teacher.path "
+            f"for all that have none of their own"
+        )
+    mend = "as teacher.path" + (", or one of each task in [teacher.by_task]" if names else "")
+    setting = f"algorithm.name = {config.algorithm.name!r}"
+    raise ConfigError(f"{setting} needs a teacher: give its Hugging Face directory {mend}")
+
+
+def teacher_notice(config: Config, algorithm: Algorithm) -> list[str]:
+    """Line about the teacher of each task, where there are several teachers."""
+    teachers = teachers_of(config)
+    if not algorithm.needs.teacher or len(teachers.paths) < 2:
+        return []
+    both = zip(teachers.tasks, teachers.paths, strict=True)
+    return ["teachers: " + "; ".join(f"of {', '.join(tasks)}: {path}" for tasks, path in both)]
+
+
+def _frozen_models(config: Config, role: str) -> dict[str, str]:
+    """Directories of a role's models, by the settings that name them."""
+    settings = getattr(config, role)
+    by_task = {f"teacher.by_task.{task}": path for task, path in settings.by_task.items()} if role == "teacher" else {}
+    return ({} if by_task and not settings.path else {f"{role}.path": settings.path}) | by_task
 
 
 def _check_self_teacher(config: Config, algorithm: Algorithm, task: Task) -> None:
@@ -149,13 +194,16 @@ def _check_words(words: int, policy: PreTrainedConfig) -> None:
         )
 
 
-def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
-    """``words``: how many of the likeliest the role is to give."""
-    place, policy = getattr(config, role).path, _policy_config(config, family)
+def _check_model(
+    config: Config, role: str, family: Family | None, words: int = 0, setting: str = "", place: str = ""
+) -> None:
+    """``words``: how many of the likeliest the role is to give. ``setting``, ``place``: one of its directories."""
+    setting, place = (setting, place) if setting else (f"{role}.path", getattr(config, role).path)
+    policy = _policy_config(config, family)
     model = read_hf_config(place, family) if place else policy
     if model.vocab_size != policy.vocab_size:
         raise ConfigError(
-            f"{role}.path = {place!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
+            f"{setting} = {place!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
             f"must read the policy's tokens"
         )
     _check_words(words, policy)

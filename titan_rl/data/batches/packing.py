@@ -23,7 +23,7 @@ from titan_rl.data.numbers import all_zero
 from titan_rl.data.storage.decoding import PenalizedSample
 from titan_rl.data.storage.routed_experts import joined_experts
 from titan_rl.data.storage.sampling_mask import SamplingMask, joined
-from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Row, Sample, Segment, is_model, num_model_tokens
+from titan_rl.data.types import OUTCOME_COLUMNS, TASK_COLUMN, Batch, Row, Sample, Segment, is_model, num_model_tokens
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class _RowBuilder:
             advantage_S=_repeated(advantages, counts).astype(np.float32),
             weight_S=np.repeat(weights, counts).astype(np.float32),
             owners=[(s.prompt_id, s.sample, count) for s, count in zip(samples, counts, strict=True)],
-            role_columns=_outcomes(samples, shares, counts),
+            role_columns=_outcomes(samples, shares, counts) | _tasks(samples, counts),
             rollouts=branches,
             split=split.intersection(number for number, _ in branches),
             mask=joined(masks, counts),
@@ -269,6 +269,12 @@ def _outcomes(samples: Sequence[Sample], shares: Sequence[Share], counts: list[i
     }
 
 
+def _tasks(samples: Sequence[Sample], counts: list[int]) -> dict[str, np.ndarray]:
+    """``TASK_COLUMN``, where samples have tasks."""
+    tasks = [sample.task for sample in samples]
+    return {TASK_COLUMN: np.repeat(tasks, counts).astype(np.int64)} if max(tasks) >= 0 else {}
+
+
 def pack(
     groups: list[list[Sample]],
     *,
@@ -287,6 +293,9 @@ def pack(
     ``keep_together``: a group stands in one row, its samples one after the other; so the whole group must fit.
     ``set_still_apart``: samples that share something and have all the advantage 0 stand in rows with others like them,
     which are the last ones of every rank.
+
+    Samples of different teachers stand in different rows, and rows of one number on all ranks have the same teacher: so
+    each token goes through one of them, whatever the layout.
     """
     samples = [sample for group in groups for sample in group]
     assert all(len(s.tokens) - 1 <= row_tokens for s in samples), "a sample is longer than a row"
@@ -304,7 +313,8 @@ def pack(
     ]
     assert all(unit.num_tokens <= row_tokens for unit in units), "a group is longer than a row"
     parts = _by_signal(units) if set_still_apart else [units]
-    dealt = [row for part in parts for row in _deal(part, row_tokens, num_ranks * row_multiple)]
+    of_teachers = [of_teacher for part in parts for of_teacher in _by_teacher(part)]
+    dealt = [row for part in of_teachers for row in _deal(part, row_tokens, num_ranks * row_multiple)]
     split, rows = _in_several(dealt), []
     for row_units in dealt:
         builder = _RowBuilder()
@@ -327,6 +337,14 @@ def _in_several(rows: list[list[Unit]]) -> frozenset[int]:
 
 def _has_signal(samples: list[Sample]) -> bool:
     return not all(all_zero(sample.advantage) for sample in samples)
+
+
+def _by_teacher(units: list[Unit]) -> list[list[Unit]]:
+    """Those of each teacher, which is one for all samples of a unit."""
+    parts: dict[int, list[Unit]] = {}
+    for unit in units:
+        parts.setdefault(unit.samples[0].teacher, []).append(unit)
+    return [parts[teacher] for teacher in sorted(parts)] or [[]]
 
 
 def _by_signal(units: list[Unit]) -> list[list[Unit]]:

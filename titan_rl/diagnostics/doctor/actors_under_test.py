@@ -16,7 +16,8 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 
-from titan_rl.algorithms.batches.batching import step_batches
+from titan_rl.algorithms.batches.batching import step_batches, with_task
+from titan_rl.config.mixture import names_of, teachers_of
 from titan_rl.controller.initial_policy import base_model
 from titan_rl.controller.interactive.trainer import token_table
 from titan_rl.controller.preflight.checks import Checked
@@ -175,7 +176,8 @@ class ActorsUnderTest:
         decoding = decoding_of(rollout)
         sampling = Sampling(rollout.group_size, *lengths, decoding=decoding, routed_experts=self.replays_routing)
         prompts = list(islice(self.stream, count))
-        return await asyncio.gather(*(self.meshes.dispatcher.run_group(prompt, sampling) for prompt in prompts))
+        groups = await asyncio.gather(*(self.meshes.dispatcher.run_group(prompt, sampling) for prompt in prompts))
+        return [replace(group, task=prompt.task) for group, prompt in zip(groups, prompts, strict=True)]
 
     async def complete(
         self, tokens: np.ndarray, count: int, most: int, name: str = "", decoding: Decoding | None = None
@@ -207,8 +209,15 @@ class ActorsUnderTest:
         [batch] = step_batches(groups, self.checked.algorithm, config, layout)
         return batch
 
+    @property
+    def any_task(self) -> str:
+        """Task of what the doctor makes up: a mixture's first, whose teacher then measures it."""
+        return next(iter(names_of(self.config.task)), "")
+
     def batch_of_samples(self, groups: list[list[Sample]]) -> Batch:
         aggregation = self.config.algorithm.aggregation, self.config.rollout.max_new_tokens
+        if self.checked.algorithm.needs.teacher:
+            groups = [with_task(samples, self.any_task, teachers_of(self.config)) for samples in groups if samples]
         return pack(
             groups,
             **asdict(self.layout),

@@ -108,7 +108,8 @@ def differences(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> list[Diffe
 
 
 def _is_same(each: Difference) -> bool:
-    return each.recipe == each.run or (each.key in PATH_KEYS and _is_in_cache(str(each.recipe), str(each.run)))
+    is_path = each.key in PATH_KEYS or each.key.startswith("teacher.by_task.")
+    return each.recipe == each.run or (is_path and _is_in_cache(str(each.recipe), str(each.run)))
 
 
 def _is_in_cache(name: str, path: str) -> bool:

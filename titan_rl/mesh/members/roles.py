@@ -128,5 +128,9 @@ class Roles:
             await self.roles[role].call(RoleEndpoints.load_role(path))
 
     async def digests(self) -> dict[str, list[str]]:
-        """Checksums of each role's weights, by rank."""
-        return {name: await role.call(RoleEndpoints.digest()) for name, role in self.roles.items()}
+        """Checksums of each role's models, by rank."""
+        digests: dict[str, list[str]] = {}
+        for role in self.roles.values():
+            ranks = await role.call(RoleEndpoints.digests())
+            digests |= {name: [rank[name] for rank in ranks] for name in ranks[0]}
+        return digests

@@ -19,7 +19,7 @@ class RunContext:
     model_path: HostPath
     """Of the model that the run starts from."""
     kept_policy: HostPath = NOWHERE
-    """Of the policy that the run keeps, if it does (``trainer.roles.names.role_path``)."""
+    """Of the policy that the run keeps, if it does (``trainer.roles.names.role_paths``)."""
     scratch: Path = Path()
     """A folder of this host that nobody else uses."""
     log: Callable[[str], None] = print

@@ -178,6 +178,8 @@ class Limits:
     """Of the model's thinking, where there is a budget for it."""
     experts: ExpertShape | None = None
     """Of the model, where those that tokens went through are recorded."""
+    tasks: frozenset[str] = frozenset()
+    """Names of a mixture's tasks, where a teacher is chosen by them; empty: any."""
 
 
 def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list[Group]:
@@ -192,6 +194,8 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
         for row in read_table(path, SCHEMA).to_pylist():
             group, rollout = _empty_group(row), _rollout(row)
             _check(rollout, limits)
+            if limits is not None and limits.tasks and rollout.is_scored and group.task not in limits.tasks:
+                raise ValueError(f"{rollout.prompt_id} is of task {group.task!r:.60}, which has no teacher")
             groups.setdefault(rollout.prompt_id, group).rollouts.append(rollout)
     except FileNotFoundError:
         raise

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from titan_rl.algorithms.base import Algorithm, LossInputs
+from titan_rl.algorithms.base import Algorithm, LossInputs, provided
 from titan_rl.data.numbers import all_zero
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.kernels.policy_loss import bounded_log_ratio
@@ -22,9 +22,9 @@ OUR_SUMS = ("loss", "entropy", "count", "agreement_mean", "agreement_max", "kl_k
 _LOSS_COLUMNS = ("logprob_S", "advantage_S", "weight_S")
 _ROLE_COLUMNS = (
     *("reference_logprob_S", "proximal_logprob_S", "value_S", "teacher_logprob_S"),
-    *("teacher_word_logprob_SK", "process_reward_S", "teacher_mask_S"),
+    *("teacher_word_logprob_SK", "process_reward_S", "teacher_mask_S", "task_S"),
 )
-"""Columns of a row that roles compute."""
+"""Columns of a row beside its own, most of which roles compute."""
 
 
 def agreement_sums(
@@ -74,6 +74,8 @@ def loss_and_sums(
     sums |= agreement_sums(inputs.logprob_S, inputs.sampling_logprob_S, counted_S)
     entropy_S = torch.where(counted_S, inputs.entropy_S.detach(), 0)
     sums |= {"loss": loss.detach(), "entropy": entropy_S.sum(), "count": counted_S.sum()}
+    for number, task in enumerate(algorithm.tasks):
+        sums[f"count/{task}"] = (counted_S & (provided(inputs.task_S) == number)).sum()
     return loss, sums
 
 
@@ -138,14 +140,20 @@ def add_sums(totals: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> 
 
 
 def step_metrics(totals: dict[str, float]) -> StepMetrics:
-    """Means over trained tokens, from totals of all rows and ranks."""
+    """Means over trained tokens, from totals of all rows and ranks; of a task without any, none."""
     count = max(int(totals["count"]), 1)
+    counts = {name: totals.get(f"count/{name.partition('/')[2]}", count) for name in totals if _is_metric(name)}
     return StepMetrics(
         loss=totals["loss"],
         entropy=totals["entropy"] / count,
         agreement_mean=totals["agreement_mean"] / count,
         agreement_max=totals["agreement_max"],
         kl_k3=totals["kl_k3"] / count,
-        loss_metrics={name: total / count for name, total in totals.items() if name not in OUR_SUMS},
+        loss_metrics={name: totals[name] / number for name, number in counts.items() if number},
         num_trained_tokens=int(totals["count"]),
     )
+
+
+def _is_metric(name: str) -> bool:
+    """Whether a sum is the algorithm's own."""
+    return name not in OUR_SUMS and not name.startswith("count/")

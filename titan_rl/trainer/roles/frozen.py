@@ -6,7 +6,7 @@ in the trainer's processes, or in processes of its own (actors/role.py): here is
 Dimensions: S trained tokens of a row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from titan_rl.algorithms.base import Needs
+from titan_rl.config.mixture import teachers_of
 from titan_rl.config.sections.schema import Config
-from titan_rl.data.types import Row
+from titan_rl.data.types import TASK_COLUMN, Row
+from titan_rl.trainer.distributed.ranks import anywhere
 from titan_rl.trainer.model.sharded_model import ShardedModel
 from titan_rl.trainer.objective.preparation import as_array
 from titan_rl.trainer.roles.names import FROZEN, WORDS, needed_roles, num_words
@@ -70,22 +72,73 @@ class PolicyWithoutAdapters(FrozenRole):
             return super().measure([replace(row, routed_experts=None) for row in rows], num_words)
 
 
+class TaskTeacher(FrozenRole):
+    """Teacher of some tasks of a mixture, which finds columns of their tokens and leaves all others as they are."""
+
+    def __init__(self, model: ShardedModel, num_words: int, tasks: Collection[int]):
+        """``tasks``: their numbers."""
+        super().__init__(FROZEN["teacher"], model, num_words)
+        self.tasks = list(tasks)
+
+    def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
+        """Columns of fitted rows, as ``FrozenRole.find``; of rows without a token of these tasks, none.
+
+        All ranks pass the same rows by number, those that have such a token on any rank: sharded weights are gathered
+        together."""
+        mine = [self._are_mine(row) for row in rows]
+        asked = anywhere([bool(mine_S.any()) for mine_S in mine], self.model.device)
+        found = iter(super().find([row for row, is_asked in zip(rows, asked, strict=True) if is_asked]))
+        columns = [next(found) if is_asked else {} for is_asked in asked]
+        return [_merged(*each) for each in zip(rows, mine, columns, strict=True)]
+
+    def _are_mine(self, row: Row) -> np.ndarray:
+        """Bool [S]: whether the tokens are of these tasks."""
+        task_S = row.role_columns.get(TASK_COLUMN)
+        assert not row.owners or (task_S is not None and (task_S >= 0).all()), "a row of no task, and several teachers"
+        return np.zeros(len(row.target_S), bool) if task_S is None else np.isin(task_S, self.tasks)
+
+
+def _merged(row: Row, mine_S: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Columns with the row's own where tokens are another teacher's."""
+    if not mine_S.any():
+        return {}
+    merged = {name: row.role_columns.get(name, np.zeros_like(values)).copy() for name, values in columns.items()}
+    for name, values in columns.items():
+        merged[name][mine_S] = values[mine_S]
+    return merged
+
+
+def make_roles(
+    config: Config, needs: Needs, role: str, paths: list[str | Path], sharded: Callable[[str | Path], ShardedModel]
+) -> dict[str, FrozenRole]:
+    """Models of a frozen role, one for each of ``paths``, by names: several teachers are named by their tasks."""
+    if len(paths) == 1:
+        return {role: FrozenRole(FROZEN[role], sharded(paths[0]), num_words(role, needs))}
+    numbers = {task: number for number, task in enumerate(teachers_of(config).of_task)}
+    return {
+        f"{role} of {', '.join(tasks)}": TaskTeacher(
+            sharded(path), num_words(role, needs), [numbers[task] for task in tasks]
+        )
+        for path, tasks in zip(paths, teachers_of(config).tasks, strict=True)
+    }
+
+
 def roles_with_trainer(
     config: Config,
     needs: Needs,
-    path_of: Callable[[str], str | Path],
+    paths_of: Callable[[str], list[str | Path]],
     sharded: Callable[[str | Path], ShardedModel],
     adapted: ShardedModel | None = None,
 ) -> dict[str, FrozenRole]:
     """Frozen roles that share the trainer's processes, by name.
 
-    ``path_of(role)``: its directory;
+    ``paths_of(role)``: directories of its models;
     ``sharded(path)``: makes the model; ``adapted``: a model that is the reference if its adapters are off."""
 
-    def role_of(name: str) -> FrozenRole:
-        if name == "reference" and adapted is not None:
-            return PolicyWithoutAdapters(FROZEN[name], adapted)
-        return FrozenRole(FROZEN[name], sharded(path_of(name)), num_words(name, needs))
+    def models_of(role: str) -> dict[str, FrozenRole]:
+        if role == "reference" and adapted is not None:
+            return {role: PolicyWithoutAdapters(FROZEN[role], adapted)}
+        return make_roles(config, needs, role, paths_of(role), sharded)
 
     here = [role for role in needed_roles(needs) if getattr(config, role).placement == "with_trainer"]
-    return {role: role_of(role) for role in here}
+    return {name: model for role in here for name, model in models_of(role).items()}

@@ -27,7 +27,7 @@ from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen_worker import dealt
 from titan_rl.trainer.roles.learned_client import Columns, Samples, samples_of
 from titan_rl.trainer.roles.learned_role import LearnedRole, RoleResult, RoleState
-from titan_rl.trainer.roles.names import learned_role, role_path
+from titan_rl.trainer.roles.names import learned_role, role_paths
 from titan_rl.trainer.roles.registry import LEARNED_ROLES
 from titan_rl.trainer.state.checkpoint_state import load_random, load_role, random_states, role_folder, role_state
 from titan_rl.trainer.titan_config import TitanConfig
@@ -37,14 +37,14 @@ class LearnedRoleWorker(TrainerRank):
     """Rank of a learned role; its process group must be up."""
 
     def __init__(self, config: Config, titan: TitanConfig, model_path: str, initial_policy: str, bridge: Bridge):
-        """``titan``: with the role's own layout. ``initial_policy``: as in ``names.role_path``."""
+        """``titan``: with the role's own layout. ``initial_policy``: as in ``names.role_paths``."""
         self.titan, self.bridge, self.spans = titan, bridge, Spans()
         self.device = device.local_device(bridge.rank)
         self.before_update: Callable[[], None] = lambda: None
         name = learned_role(make_algorithm(config.algorithm, config.run.plugin_path).needs)
         assert name is not None, "an algorithm without a role that learns"
         kind = LEARNED_ROLES[name]
-        self.path = role_path(config, name, model_path, initial_policy)
+        [self.path] = role_paths(config, name, model_path, initial_policy)
         dims = parallel_dims(titan.parallelism)
         model = make_sharded(config, titan, dims, self.device, self.path, head=kind.head)
         self.role: LearnedRole = kind(config, titan, model, dims, lambda: self.before_update())

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from titan_rl.algorithms.base import Needs
+from titan_rl.config.mixture import teachers_of
 from titan_rl.config.sections.schema import Config
 
 FROZEN = {"reference": "reference_logprob_S", "teacher": "teacher_logprob_S"}
@@ -25,14 +26,19 @@ def needed_roles(needs: Needs) -> list[str]:
     return [role for role in FROZEN if getattr(needs, role)]
 
 
-def role_path(config: Config, role: str, model_path: str | Path, initial_policy: str) -> str | Path:
-    """The directory of a role's weights.
+def configured_paths(config: Config, role: str) -> list[str]:
+    """Directories of a role's models, of which teachers are one or several; "" for the policy as it was at first."""
+    return list(teachers_of(config).paths) if role == "teacher" else [getattr(config, role).path]
+
+
+def role_paths(config: Config, role: str, model_path: str | Path, initial_policy: str) -> list[str | Path]:
+    """The directories of the weights of a role's models.
 
     ``initial_policy``: directory of the policy at the start of reinforcement learning (controller/initial_policy.py);
     until then, and where that is what the run starts from, the model that it starts from is the same.
     """
-    configured = getattr(config, role).path
-    return configured or (initial_policy if initial_policy and Path(initial_policy).exists() else model_path)
+    first = initial_policy if initial_policy and Path(initial_policy).exists() else model_path
+    return [path or first for path in configured_paths(config, role)]
 
 
 def learned_role(needs: Needs) -> str | None:

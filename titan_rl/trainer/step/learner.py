@@ -23,11 +23,13 @@ import torch.distributed as dist
 
 import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
 
+from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.config.mixture import teachers_of
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.spans import Spans
-from titan_rl.data.types import Row, StepMetrics
+from titan_rl.data.types import TASK_COLUMN, Row, StepMetrics
 from titan_rl.models.weights.shards import Shard
 from titan_rl.trainer.distributed.ranks import (
     clipped_gradient_norm,
@@ -62,7 +64,7 @@ from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen import FrozenRole, roles_with_trainer
 from titan_rl.trainer.roles.joint_step import joint_step
 from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface, RoleResult
-from titan_rl.trainer.roles.names import BASE, WORDS, found_columns, learned_role, role_path
+from titan_rl.trainer.roles.names import BASE, WORDS, found_columns, learned_role, role_paths
 from titan_rl.trainer.roles.registry import make_learned_role
 from titan_rl.trainer.roles.self_teacher import SelfTeacher
 from titan_rl.trainer.state.checkpoint_state import (
@@ -88,6 +90,13 @@ class Gradients:
     """Learned role whose update on the rows is under way."""
 
 
+def _algorithm(config: Config) -> Algorithm:
+    algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=bool(config.data.file))
+    if algorithm.needs.teacher:
+        algorithm.tasks = tuple(teachers_of(config).of_task)
+    return algorithm
+
+
 class Learner(TrainerRank):
     """One rank's part of the policy, its algorithm, optimizer and schedule, and the roles beside it. The process group
     must be up."""
@@ -107,8 +116,7 @@ class Learner(TrainerRank):
         self.step_values = []
         self.device = device.local_device(dist.get_rank())
         self.parallel_dims = parallel_dims(titan.parallelism)
-        on_data = bool(config.data.file)
-        self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=on_data)
+        self.algorithm = _algorithm(config)
         sharded = partial(make_sharded, config, titan, self.parallel_dims, self.device)
         replays_routing = config.algorithm.routing == "replay"
         self.policy = sharded(model_path, lora=config.lora, head=self.algorithm.head, replays_routing=replays_routing)
@@ -119,7 +127,7 @@ class Learner(TrainerRank):
         self.algorithm.implementation = self.policy.implementation
         self._roles = roles_with_trainer(
             *(config, self.algorithm.needs),
-            path_of=lambda role: role_path(config, role, model_path, initial_policy),
+            paths_of=lambda role: role_paths(config, role, model_path, initial_policy),
             sharded=sharded,
             adapted=self.policy if self.policy.adapters and not (config.reference.path or initial_policy) else None,
         )
@@ -149,7 +157,7 @@ class Learner(TrainerRank):
     def take_settings(self, config: Config) -> None:
         """Apply changed settings; weights, moments and the place in the schedule stay."""
         self.config, self.titan = config, build_titan(config)
-        algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=bool(config.data.file))
+        algorithm = _algorithm(config)
         algorithm.implementation = self.algorithm.implementation
         self.algorithm = algorithm
         num_updates = self.titan.training.steps * config.algorithm.updates_per_batch
@@ -281,7 +289,8 @@ class Learner(TrainerRank):
         needs = self.algorithm.needs
         proximal = {"proximal_logprob_S": np.zeros(num_tokens, np.float32)} if needs.proximal else {}
         role_columns = {} if self._active_role is None else self._active_role.zero_columns(num_tokens)
-        return found_columns(needs, num_tokens) | proximal | role_columns
+        tasks = {TASK_COLUMN: np.zeros(num_tokens, np.int64)} if self.algorithm.tasks else {}
+        return found_columns(needs, num_tokens) | proximal | role_columns | tasks
 
     @property
     def _active_role(self) -> LearnedRoleInterface | None:

@@ -8,10 +8,11 @@ first estimates the gradient of the reverse divergence from the sampled word alo
 with 0 of each token by itself); the second has no such noise. It is never above the divergence over all words, and is
 that divergence where k is the whole vocabulary. Which words were sampled is taken as given, as in the source.
 
-The task's reward is shown, and counts for nothing here.
+The task's reward is shown, and counts for nothing here. In a mixture each task may have a teacher of its own
+(config/mixture.py): q is that of the token's own rollout.
 
 Source: GKD, arXiv 2306.13649, section 3 (on-policy data alone, lambda = 1, and the reverse KL); of whole answers,
-MiniLLM, arXiv 2306.08543, section 2.
+MiniLLM, arXiv 2306.08543, section 2; several teachers, MOPD, arXiv 2606.30406.
 
 Dimensions: S trained tokens of a row, K words of the teacher's.
 """
@@ -76,10 +77,17 @@ class Distillation(PolicyGradient):
             counted_S = inputs.weight_S > 0
             # what counts for nothing may hold any number: two equal distributions stand in its place
             kl_S = binned_divergence(*(torch.where(counted_S[:, None], word_SK, 0) for word_SK in words))
-            return (kl_S * inputs.weight_S).sum(), {"teacher_kl": kl_S.detach().sum()}
+            return (kl_S * inputs.weight_S).sum(), self._by_task(kl_S.detach(), inputs)
         loss, metrics = super().loss(inputs)
         kl_S = inputs.logprob_S.detach() - provided(inputs.teacher_logprob_S)
-        return loss, metrics | {"teacher_kl": torch.where(inputs.weight_S > 0, kl_S, 0).sum()}
+        return loss, metrics | self._by_task(torch.where(inputs.weight_S > 0, kl_S, 0), inputs)
+
+    def _by_task(self, kl_S: torch.Tensor, inputs: LossInputs) -> dict[str, torch.Tensor]:
+        """Sums of ``teacher_kl``, of all tokens and of each task's."""
+        sums = {"teacher_kl": kl_S.sum()}
+        for number, task in enumerate(self.tasks):
+            sums[f"teacher_kl/{task}"] = kl_S[provided(inputs.task_S) == number].sum()
+        return sums
 
 
 def binned_divergence(logprob_SK: torch.Tensor, teacher_logprob_SK: torch.Tensor) -> torch.Tensor:

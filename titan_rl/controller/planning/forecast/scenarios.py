@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedConfig
 
+from titan_rl.config.mixture import parts_of, teachers_of
 from titan_rl.config.sections.schema import Config, GeneratorConfig
 from titan_rl.controller.planning.device_memory import kv_bytes
 from titan_rl.controller.planning.device_plan import DevicePlan, Machine, Models
@@ -34,13 +35,26 @@ class Lengths:
     """Of an answer, on average; None: half of what ``rollout.max_new_tokens`` allows."""
 
 
-def works_beside(models: Models) -> list[tuple[Work, bool]]:
-    """Other models that pass a batch in the trainer, and whether they learn."""
+def works_beside(models: Models) -> list[tuple[Work, bool, float]]:
+    """Other models that pass a batch in the trainer, whether they learn, and the share of the batch that they pass."""
     roles = [(role, False) for role in models.frozen] + [(role, True) for role in [models.learned] if role]
-    works = [(Work.of(models.hf, models.size(role)), learns) for role, learns in roles]
+    works = [
+        (Work.of(models.hf, size), learns, share)
+        for role, learns in roles
+        for size, share in zip(models.sizes_of(role), _shares(models.config, role), strict=True)
+    ]
     if models.config.lora.rank and "reference" in needed_roles(models.checked.algorithm.needs):
-        works.append((Work.of(models.hf, models.policy), False))  # it is the policy without its adapters
+        works.append((Work.of(models.hf, models.policy), False, 1.0))  # it is the policy without its adapters
     return works
+
+
+def _shares(config: Config, role: str) -> list[float]:
+    """Of a batch, for each model of a role: each of several teachers passes its tasks' prompts."""
+    teachers = teachers_of(config)
+    if role != "teacher" or len(teachers.paths) < 2:
+        return [1.0]
+    weights = {name: part.weight for name, part in parts_of(config.task).items()}
+    return [sum(weights[task] for task in tasks) / sum(weights.values()) for tasks in teachers.tasks]
 
 
 def batch_of(config: Config, lengths: Lengths) -> Batch:
@@ -82,8 +96,8 @@ def engine_of(hf: PreTrainedConfig, generator: GeneratorConfig, kv_cache: float,
 
 def _beside(models: Models, batch: Batch, recomputed: float) -> float:
     flops = 0.0
-    for work, learns in works_beside(models):
-        forward = work.forward_flops(batch.trained, batch.attended)
+    for work, learns, share in works_beside(models):
+        forward = share * work.forward_flops(batch.trained, batch.attended)
         flops += forward * (3 + recomputed if learns else 1)
     return flops
 

@@ -30,6 +30,7 @@ class Study:
     """Whose ``path`` is the model of another run, ``of``, which stands before it."""
     of: str = ""
     flags: tuple[str, ...] = ()
+    """``{runs}`` in one is the folder of all runs."""
 
 
 STUDIES = (
@@ -45,6 +46,12 @@ STUDIES = (
     Study("ppo_tiny"),
     Study("prime_tiny"),
     Study("distillation_tiny", _OF_TEACHER, 0.9, "teacher", "quickstart"),
+    Study("spell_tiny", _ACCURACY, None),
+    Study(
+        "mopd_tiny",
+        bar=None,
+        flags=("--teacher.by_task.bits={runs}/quickstart/model", "--teacher.by_task.words={runs}/spell_tiny/model"),
+    ),
     Study("sft_tiny", _ACCURACY, None, flags=("--training.steps=30",)),
     Study("lora_tiny", section="model", of="sft_tiny"),
     *(Study(name, _ACCURACY, 0.9) for name in ("dpo_tiny", "simpo_tiny", "orpo_tiny", "kto_tiny", "reward_model_tiny")),
@@ -67,7 +74,8 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         for study in STUDIES:
             path_flags = [f"--{study.section}.path={folder}/{study.of}/model"] * bool(study.of)
-            outcomes[study.name] = train(study.name, Path(folder) / study.name, [*path_flags, *study.flags, *flags])
+            own_flags = [flag.format(runs=folder) for flag in study.flags]
+            outcomes[study.name] = train(study.name, Path(folder) / study.name, [*path_flags, *own_flags, *flags])
             print(study.name, outcomes[study.name], file=sys.stderr, flush=True)
     slowest = max(outcomes, key=lambda name: outcomes[name].seconds)
     return [

@@ -69,7 +69,8 @@ async def make_bandit(actors: ActorsUnderTest, groups: list[Group]) -> Bandit:
     tokens, bandit_groups = await _tokens(actors, prompts[0]), []
     for number, (prompt, right) in enumerate(zip(prompts, RIGHT, strict=True)):
         words = tokens[number * _ANSWERS : (number + 1) * _ANSWERS]
-        bandit_groups.append(Group(f"doctor/bandit{number}", _rollouts(f"doctor/bandit{number}", prompt, words, right)))
+        name = f"doctor/bandit{number}"
+        bandit_groups.append(Group(name, _rollouts(name, prompt, words, right), task=actors.any_task))
     first = await actors.read(actors.batch(bandit_groups))
     batch = _with_ratio_of_one(actors.batch(bandit_groups), first)
     moves = not actors.checked.algorithm.is_still_without_advantage
