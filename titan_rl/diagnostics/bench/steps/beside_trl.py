@@ -5,7 +5,7 @@
 TRL is installed into an environment of its own, on top of this one's packages. It gets the prompts of our own run, as
 many rows at once as are fastest, weights in bf16 throughout (ours are trained in fp32) or in fp32, whichever trains the
 model faster on this machine, and the allocator's settings that made it a quarter faster. Our trainer and generator take
-turns, as the two do in TRL's one process.
+turns, as the two do in TRL's one process, or stand side by side with ``--placement.mode disaggregated``.
 """
 
 import json
@@ -41,24 +41,24 @@ _ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 35),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
-_BAR_MEMORY = 1.2
-"""Colocated, with short answers."""
 _OURS = OVERRIDES | {"placement": {"mode": "colocated"}}
 _SECONDS = 7200.0
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is run, and what TRL's time is to be multiplied by at most."""
+    """What is run, and what TRL's time and memory are to be multiplied by at most."""
 
     pairs: int
     num_warming: int
     trl_rows: int
     bar: float
+    memory_bar: float
 
 
-_SHORT = _Plan(2, 2, 16, 0.35)
-_LONG = _Plan(1, 1, 8, 0.5)
+_IN_TURNS = _Plan(2, 2, 16, 0.35, 1.2)
+_SIDE_BY_SIDE = _Plan(2, 2, 16, 0.30, 1.6)
+_LONG = _Plan(1, 1, 8, 0.35, 0.6)
 """Of answers of more than 64 tokens, whose steps take minutes."""
 
 
@@ -76,7 +76,9 @@ class _Ran:
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     python = _environment()
     rates = matrix_rates()
-    plan = _LONG if overrides.get("rollout", {}).get("max_new_tokens", 0) > 64 else _SHORT
+    is_apart = overrides.get("placement", {}).get("mode") == "disaggregated"
+    is_long = overrides.get("rollout", {}).get("max_new_tokens", 0) > 64
+    plan = _LONG if is_long else _SIDE_BY_SIDE if is_apart else _IN_TURNS
     own_runs, trl_runs, shares, phases, prompts = [], [], [], [], []
     for _ in range(plan.pairs):
         with memory_watch() as memory_use, trained("smollm2", _OURS, overrides) as root:
@@ -92,7 +94,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     rows = [
         _ratio("step over TRL's", own_runs, trl_runs, lambda ran: ran.step, plan.bar),
         _ratio("step over TRL's, by new token", own_runs, trl_runs, lambda ran: ran.step / ran.length, plan.bar),
-        _ratio("memory of all processes over TRL's", own_runs, trl_runs, lambda ran: ran.memory.mib, _BAR_MEMORY),
+        _ratio("memory of all processes over TRL's", own_runs, trl_runs, lambda ran: ran.memory.mib, plan.memory_bar),
         *share_rows(statistics.median(shares), rates),
         *(
             row(f"titan_rl: {phase}", statistics.median(seconds[phase] for seconds in phases), "s")
