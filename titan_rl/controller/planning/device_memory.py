@@ -80,8 +80,9 @@ def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig) ->
     head = 4 * hf.vocab_size * hf.hidden_size if element < 4 else 0
     width = 6 * hf.hidden_size + 3 * getattr(hf, "intermediate_size", 4 * hf.hidden_size) / ranks
     logits = 4 * 4 * generator.max_num_seqs * hf.vocab_size
+    of_layer = 1 if generator.is_quantized else element
     return {
-        "weights": size.parameters * element / ranks,
+        "weights": (size.around * element + (size.parameters - size.around) * of_layer) / ranks,
         "next weights": size.parameters * element / ranks,
         "head in fp32": head / ranks,
         "activations": GPU_STEP_TOKENS * width * element + logits,
