@@ -100,7 +100,7 @@ def unprocessed_on_meta(model: torch.nn.Module) -> Iterator[None]:
         restore_layer_on_meta(layer, info)
     for parameter in model.parameters():
         if hasattr(parameter, "weight_loader"):
-            parameter.weight_loader = _get_original_loader(parameter)
+            parameter.weight_loader = _get_original_loader(parameter)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:

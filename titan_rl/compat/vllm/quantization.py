@@ -1,5 +1,6 @@
 """vLLM's online FP8 quantization: its functions of weights and activations."""
 
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -21,6 +22,8 @@ VLLM.require(REACHES)
 
 from vllm.model_executor.layers.quantization.online.fp8 import _fp8_channel_scale, _fp8_quant_per_channel
 
+_block_codes = inspect.unwrap(per_block_cast_to_fp8)
+"""Not compiled, which takes each engine on a CPU seconds and a compiler."""
 Codes = tuple[torch.Tensor, torch.Tensor]
 """E4M3 codes in the shape of what they stand for, and scales in fp32."""
 
@@ -33,7 +36,7 @@ def channel_codes(weight_OI: torch.Tensor, amax_O1: torch.Tensor) -> Codes:
 
 def block_codes(weight_OI: torch.Tensor, size: int) -> Codes:
     """Codes of a weight, and a scale for each block of ``size`` x ``size``; blocks at the ends may be smaller."""
-    return per_block_cast_to_fp8(weight_OI, [size, size], use_ue8m0=False)
+    return _block_codes(weight_OI, [size, size], use_ue8m0=False)
 
 
 def activation_rounding(group: int | None) -> Callable[[torch.Tensor], Codes]:
@@ -41,4 +44,4 @@ def activation_rounding(group: int | None) -> Callable[[torch.Tensor], Codes]:
 
     To be called where vLLM's configuration is set, as in a loader."""
     shape = GroupShape.PER_TOKEN if group is None else GroupShape(1, group)
-    return QuantFP8(static=False, group_shape=shape, use_ue8m0=False).forward_native
+    return QuantFP8(static=False, group_shape=shape, use_ue8m0=False, compile_native=False).forward_native

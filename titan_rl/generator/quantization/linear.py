@@ -16,7 +16,6 @@ from titan_rl.compat.vllm.layers import PackedLinearMethod
 from titan_rl.generator.quantization.e4m3 import Scheme, activation_quantizer, dequantize, quantize_weight, tolerance
 from titan_rl.generator.vllm_linear import packed_product
 
-
 _ROWS = 512
 """Of unit vectors at a time."""
 
