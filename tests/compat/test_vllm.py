@@ -27,10 +27,10 @@ from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
 
 from titan_rl.compat.reach import VLLM, DependencyChanged
-from titan_rl.compat.vllm import engine, layers, loading, parallel, routing, sampling, speculation, thinking
+from titan_rl.compat.vllm import engine, layers, loading, parallel, quantization, routing, sampling, speculation, thinking
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 
-MODULES = (layers, loading, engine, parallel, routing, sampling, speculation, thinking)
+MODULES = (layers, loading, engine, parallel, quantization, routing, sampling, speculation, thinking)
 _LAYERS, _LOADER = "vllm.model_executor.layers", "vllm.model_executor.model_loader"
 _INFO = f"{_LOADER}.reload.types:LayerReloadingInfo"
 _CAPTURER = f"{_LAYERS}.fused_moe.routed_experts_capturer"
@@ -48,6 +48,7 @@ FORMS = {
         "(self, model_name_or_path, subfolder, revision, fall_back_to_pt, allow_patterns_overrides)"
     ),
     "vllm.distributed.weight_transfer.factory:WeightTransferEngineFactory._registry": "dict",
+    f"{_LOADER}.reload.layerwise:_get_original_loader": "(tensor)",
     f"{_LOADER}.reload.layerwise:get_layerwise_info": "(layer)",
     f"{_LOADER}.reload.layerwise:_layerwise_process": "(layer, info)",
     f"{_LOADER}.reload.layerwise:_place_kernel_tensors": "(layer, info)",
@@ -57,6 +58,10 @@ FORMS = {
     f"{_INFO}.restore_metadata": "annotated",
     f"{_INFO}.kernel_tensors": "NoneType",
     f"{_INFO}.kernel_non_persistent_buffers": "annotated",
+    f"{_LAYERS}.quantization.online.fp8:_fp8_channel_scale": "(amax)",
+    f"{_LAYERS}.quantization.online.fp8:_fp8_quant_per_channel": "(weight, scale)",
+    f"{_LAYERS}.quantization.input_quant_fp8:QuantFP8.forward_native": "(self, x, scale, scale_ub, use_triton)",
+    "vllm.utils.deep_gemm:per_block_cast_to_fp8": "(x, block_size, use_ue8m0)",
     "vllm.v1.engine.core_client:InprocClient.engine_core": "set",
     "vllm.v1.engine.core:EngineCore.scheduler": "set",
     "vllm.v1.core.sched.scheduler:Scheduler.requests": "set",

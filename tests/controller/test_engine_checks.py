@@ -10,16 +10,19 @@ from family_models import make
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.device_defaults import for_device
 from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.controller.planning import device_memory
 from titan_rl.controller.preflight import engine_checks
+from titan_rl.controller.preflight.checks import resolve
 from titan_rl.controller.preflight.engine_checks import (
     cache_bytes,
     check_decoding,
     check_engine,
     check_suite_decoding,
+    kernel_notices,
 )
-from titan_rl.generator.engine_arguments import engine_arguments
+from titan_rl.generator.engine_arguments import _on_gpu, engine_arguments
 from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.spec import read_hf_config
 
@@ -137,3 +140,87 @@ def test_a_suite_that_drafts_cannot_be_checked_with_is_refused():
     suite = SimpleNamespace(setting="eval.suites.gsm8k", config=SuiteConfig(name="gsm8k", top_p=0.5))
     with pytest.raises(ConfigError, match="eval.suites.gsm8k.top_p = 0.5: drafts"):
         check_suite_decoding(suite, config, tiny_config(), None)
+
+
+FP8 = dict(quantization="fp8_per_block")
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [("glm4_moe", "mixture of experts"), ("gpt_oss", "mixture of experts"), ("deepseek_v3", "experts")],
+)
+@pytest.mark.parametrize("scheme", ["fp8_per_tensor", "fp8_per_block"])
+def test_layers_without_fp8_are_refused_by_name(tmp_path, case, said, scheme):
+    make(tmp_path, case)
+    line = refusal(tmp_path, on_cpu=False, quantization=scheme)
+    assert f"generator.quantization = '{scheme}'" in line and said in line and "leave it out" in line
+
+
+def test_ranks_cut_no_block(tmp_path):
+    """On one rank blocks at the ends are smaller."""
+    sizes = dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=128)
+    make(tmp_path, "glm4", **sizes, intermediate_size=384)
+    for on_cpu in (True, False):
+        check(tmp_path, on_cpu=on_cpu, **FP8)
+        check(tmp_path, on_cpu=on_cpu, quantization="fp8_per_channel", tensor_parallel=2)
+        line = refusal(tmp_path, on_cpu=on_cpu, tensor_parallel=2, **FP8)
+        assert "intermediate_size = 384" in line and "take 'fp8_per_channel'" in line
+    make(tmp_path, "glm4", **sizes, intermediate_size=512)
+    check(tmp_path, on_cpu=True, tensor_parallel=2, **FP8)
+
+
+def settled(**tables):
+    config = load_config("quickstart", {"generator": FP8, **tables})
+    return resolve(config, on_cpu=True)
+
+
+def test_quantized_rollouts_are_weighed_by_default_and_a_run_says_so():
+    def lines(checked):
+        return kernel_notices(checked.config, on_cpu=True)
+
+    checked = settled()
+    assert checked.algorithm.settings.importance == "token" and checked.algorithm.settings.decoupled
+    assert checked.as_dict()["algorithm"]["importance_bound"] == "truncate" and checked.algorithm.needs.proximal
+    fp8, weighed = lines(checked)
+    assert "'fp8_per_block'" in fp8 and "evaluation" in fp8 and "emulated" in fp8 and "saved is not quantized" in fp8
+    assert "truncate at 2" in weighed
+    for off in ({"importance": "none"}, {"decoupled": False}):
+        checked = settled(algorithm=off)
+        assert checked.algorithm.settings.importance == "none" and not checked.algorithm.settings.decoupled
+        assert "not weighed" in lines(checked)[1]
+    masked = settled(algorithm={"importance_bound": "mask", "importance_high": 4.0})
+    assert "mask at 4" in lines(masked)[1]
+    plain = settled(generator={})
+    assert plain.algorithm.settings.importance == "none" and lines(plain) == []
+    with pytest.raises(ConfigError, match="clip_high has no effect.*the default where generator.quantization"):
+        settled(algorithm={"clip_high": 0.3})
+
+
+def test_an_algorithm_without_weights_stays_as_it_is(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    checked = settled(algorithm={"name": "own:Own"}, run={"plugin_path": [str(tmp_path)]})
+    assert checked.config.algorithm.options == {} and "not weighed" in kernel_notices(checked.config, on_cpu=True)[1]
+
+
+OWN = """
+from dataclasses import dataclass
+from titan_rl.algorithms.base import Algorithm
+class Own(Algorithm):
+    @dataclass(kw_only=True)
+    class Settings:
+        pass
+
+    def advantages(self, rollouts):
+        return [0.0 for _ in rollouts]
+
+    def loss(self, inputs):
+        return -(inputs.logprob_S * inputs.advantage_S * inputs.weight_S).sum(), {}
+"""
+
+
+def test_what_vllm_is_told(tmp_path):
+    make(tmp_path, "qwen2")
+    on_cpu = engine_arguments(GeneratorConfig(**FP8), tmp_path, 64)
+    assert on_cpu.additional_config == {"titan_rl_quantization": "fp8_per_block"} and on_cpu.quantization is None
+    assert _on_gpu(GeneratorConfig(**FP8), 64, (), False)["quantization"] == "fp8_per_block"
+    assert _on_gpu(GeneratorConfig(), 64, (), False)["quantization"] is None

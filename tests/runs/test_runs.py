@@ -6,9 +6,11 @@ import signal
 
 import pytest
 import running
+import torch
+from safetensors.torch import load_file
 
 from titan_rl.records.ledger.ledger import Ledger
-from titan_rl.records.metrics import read_metrics
+from titan_rl.records.metrics import agreement_limit, read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -53,3 +55,19 @@ def test_stop_saves_and_resume_goes_on(tmp_path):
     assert summary["steps_done"] == done + 2
     account = Ledger(root / "ledger.db").account()
     assert account == {"issued": 16 * (done + 2), "trained": 16 * (done + 2), "pending": 0}
+
+
+def test_rollouts_in_fp8(tmp_path):
+    """Engines sleep between versions; what is sampled is weighed by default, and what is saved is not quantized."""
+    root = tmp_path / "run"
+    settings = dict(placement__mode="colocated", generator__quantization="fp8_per_channel", training__steps=2)
+    assert running.train(root, **settings) == 0, running.output(root)[-3000:]
+    said = running.output(root)
+    assert "generator.quantization = 'fp8_per_channel'" in said and "importance = 'token', truncate at 2" in said
+    assert "disagree about the tokens" not in said
+    records = [record for record in read_metrics(root) if "reward" in record]
+    exact, fp8 = agreement_limit("float32", "float32"), agreement_limit("float32", "float32", "fp8_per_channel")
+    assert [exact < record["agreement_mean"] < fp8 for record in records] == [True, True]
+    assert all(0.9 < record["importance"] < 1.1 and record["ratio"] == 1 for record in records)
+    saved = load_file(root / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32} and not any("scale" in name for name in saved)

@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from titan_rl.algorithms import dry_run as probe
@@ -35,7 +35,7 @@ from titan_rl.algorithms.policy_gradient.teachers.sdpo import SDPO
 from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
-from titan_rl.config.sections.schema import AlgorithmConfig
+from titan_rl.config.sections.schema import AlgorithmConfig, Config
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "cispo": CISPO,
@@ -63,6 +63,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "turn_grpo": TurnGRPO,
 }
 
+_CORRECTION = {"decoupled": True, "importance": "token"}
+"""Truncated importance sampling (Yao et al., On the Rollout-Training Mismatch in Modern RL Systems, 2025)."""
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
 
 
@@ -88,6 +90,22 @@ def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: 
     check_signature(f"{prefix}: loss", algorithm.loss, ("inputs",))
     _check_needs(prefix, algorithm)
     return algorithm
+
+
+def with_correction(config: Config) -> Config:
+    """Configuration in which quantized rollouts are weighed by truncated importance sampling, unless it says otherwise.
+
+    The policy that they are sampled from is not the trainer's. An algorithm of somebody's own that has no such keys
+    stays as it is. Errors: ConfigError."""
+    algorithm, options = config.algorithm, config.algorithm.options
+    is_off = options.get("decoupled") is False or options.get("importance") == "none"
+    if not config.generator.is_quantized or config.data.file or is_off:
+        return config
+    cls = _find(f"algorithm.name = {algorithm.name!r}", algorithm.name, config.run.plugin_path)
+    settings = getattr(cls, "Settings", None)
+    if not isinstance(settings, type) or not issubclass(settings, PolicyGradientSettings):
+        return config
+    return replace(config, algorithm=replace(algorithm, options=_CORRECTION | options))
 
 
 def check_algorithm(algorithm: Algorithm, prefix: str) -> None:

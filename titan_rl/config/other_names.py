@@ -8,6 +8,7 @@ _PACKED = "a step's batch is packed into rows of training.seq_len tokens, which 
 _DRAWN = "answers are sampled in training, and evaluation is greedy"
 _ENGINE = "vLLM's own default, or what the run's lengths need"
 _ROUTING = 'algorithm.routing, which is "replay" or "own"'
+_CAP = "algorithm.importance_high"
 _NO_CODE = "no code of a model's directory is run; model.family names one of your own"
 KEYS = {
     # lengths of a run, and sizes of a batch
@@ -77,6 +78,10 @@ KEYS = {
     **dict.fromkeys(("stop", "stop_strings", "stop_sequences"), "rollout.stop"),
     **dict.fromkeys(("tensor_model_parallel_size", "tensor_parallel_size", "tp"), "generator.tensor_parallel"),
     **dict.fromkeys(("data_parallel_size", "num_engines", "num_replicas"), "generator.replicas"),
+    **dict.fromkeys(("quant_type", "rollout_quantization", "fp8"), "generator.quantization"),
+    "precision": "generator.dtype, generator.quantization or training.mixed_precision_param",
+    **dict.fromkeys(("tis_imp_ratio_cap", "rollout_is_threshold", "truncated_importance_sampling_ratio"), _CAP),
+    **dict.fromkeys(("use_tis", "rollout_is", "use_importance_sampling_correction"), "algorithm.importance"),
     "vllm_gpu_memory_utilization": "generator.gpu_memory_utilization",
     **dict.fromkeys(("speculative_config", "speculative_decoding", "ngram_prompt_lookup"), "generator.speculative"),
     **dict.fromkeys(("num_draft_tokens", "speculative_num_draft_tokens"), "generator.speculative"),
@@ -127,5 +132,8 @@ SECTIONS_NOT_HERE = {
     **dict.fromkeys(
         ("profiling", "profiler"), "each step's trace is recorded: titan-rl trace and titan-rl watch show it"
     ),
-    **dict.fromkeys(("quantize", "quantization", "float8", "mx"), "weights are trained in float32 or bfloat16"),
+    **dict.fromkeys(
+        ("quantize", "quantization", "float8", "mx"),
+        "weights are trained in float32 or bfloat16; generator.quantization is of rollouts",
+    ),
 }

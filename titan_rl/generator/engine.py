@@ -164,6 +164,10 @@ class GenerationEngine:
     def bytes_stored(self) -> int:
         return self.on_worker(transfer_engine).bytes_stored
 
+    def misquantized(self) -> list[str]:
+        """Layers of this rank that multiply in FP8 by something else than the version's weights."""
+        return self.on_worker(lambda worker: transfer_engine(worker).misquantized())
+
     def apply(self, version: int) -> Future:
         """Apply a version that all ranks have fetched, between two steps.
 

@@ -95,6 +95,7 @@ def _on_cpu(config: GeneratorConfig, max_model_len: int, model_path: str | Path)
         # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
         enable_chunked_prefill=False,
         max_num_batched_tokens=step_tokens(max_model_len, on_cpu=True),
+        additional_config={vllm_loader.EMULATED: config.quantization} if config.is_quantized else {},
     )
 
 
@@ -107,4 +108,5 @@ def _on_gpu(config: GeneratorConfig, max_model_len: int, devices: Sequence[int],
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_batched_tokens=step_tokens(max_model_len, on_cpu=False),
         enable_sleep_mode=sleeps,
+        quantization=config.quantization if config.is_quantized else None,
     )

@@ -178,11 +178,14 @@ def trained_metrics(step: StepMetrics) -> dict[str, float]:
     return {name: value for name, value in record.items() if not name.startswith("seconds_")}
 
 
-def agreement_limit(generator_dtype: str, trainer_dtype: str) -> float:
+def agreement_limit(generator_dtype: str, trainer_dtype: str, quantization: str = "none") -> float:
     """Mean of exp|trainer logprob - sampling logprob| above which something is wrong, if samples are on-policy.
 
-    Rounding alone makes the two differ: seen were 1.000001 in fp32 and up to 1.03 in bf16.
+    Rounding alone makes the two differ: seen were 1.000001 in fp32 and up to 1.03 in bf16. In FP8 it was
+    up to 1.06 for a tiny model, and 1.15 for SmolLM2.
     """
+    if quantization != "none":
+        return 1.3
     return 1.001 if generator_dtype == trainer_dtype == "float32" else 1.15
 
 

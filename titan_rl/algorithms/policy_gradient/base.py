@@ -83,8 +83,9 @@ class PolicyGradientSettings:
     def check_updates(self, updates_per_batch: int) -> None:
         """Check for bounds on ratios that are always 1. Errors: ValueError."""
         if self.decoupled and updates_per_batch == 1:
-            why = "with decoupled = true and updates_per_batch = 1 every ratio is 1: raise updates_per_batch"
-            self.refuse(self.bounds, why)
+            by_default = "(the default where generator.quantization is set)"
+            why = f"with decoupled = true {by_default} and updates_per_batch = 1 every ratio is 1"
+            self.refuse(self.bounds, f"{why}: raise updates_per_batch")
 
     def refuse(self, keys: tuple[str, ...], mend: str) -> None:
         """Check that keys without an effect have their defaults. Errors: ValueError."""

@@ -22,6 +22,7 @@ REACHES = (
         "vllm.distributed.weight_transfer.factory:WeightTransferEngineFactory._registry",
         "register the weight channel once",
     ),
+    Reach(f"{_RELOAD}.layerwise:_get_original_loader", "record the loader of a layer that vLLM quantizes as it loads"),
     Reach(f"{_RELOAD}.layerwise:get_layerwise_info", "find what a reload knows of a layer"),
     Reach(f"{_RELOAD}.layerwise:_layerwise_process", "process a layer once its weights are new"),
     Reach(f"{_RELOAD}.layerwise:_place_kernel_tensors", "give a layer its own parameters back"),
@@ -36,6 +37,7 @@ VLLM.require(REACHES)
 
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
 from vllm.model_executor.model_loader.reload.layerwise import (
+    _get_original_loader,
     _layerwise_process,
     _place_kernel_tensors,
     get_layerwise_info,
@@ -89,12 +91,16 @@ def process_layer(layer: torch.nn.Module) -> None:
 
 @contextmanager
 def unprocessed_on_meta(model: torch.nn.Module) -> Iterator[None]:
-    """Meanwhile a model in use has its unprocessed parameters, on meta. Only between two engine steps."""
+    """Meanwhile a model in use has its unprocessed parameters, on meta, and loaders that copy at once, not those that
+    wait for a whole layer to quantize it. Only between two engine steps."""
     for layer in model.modules():
         info = get_layerwise_info(layer)
         info.kernel_tensors = get_layer_params_buffers(layer)
         info.kernel_non_persistent_buffers = non_persistent_buffers(layer)
         restore_layer_on_meta(layer, info)
+    for parameter in model.parameters():
+        if hasattr(parameter, "weight_loader"):
+            parameter.weight_loader = _get_original_loader(parameter)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:

@@ -19,6 +19,8 @@ Repetition = Annotated[float, Field(ge=0.01, le=100)]
 """A repetition penalty. vLLM takes any above 0; beyond these limits logits are no numbers that anybody means."""
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 """vLLM's limits of the presence and frequency penalties."""
+Quantization = Literal["none", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block"]
+"""Of an engine's linear layers, by vLLM's names."""
 LearningRate = Annotated[float, Field(gt=0, le=1e6)]
 
 

@@ -13,6 +13,7 @@ from titan_rl.config.sections.kinds import (
     Gib,
     LearningRate,
     Penalty,
+    Quantization,
     Repetition,
     Seconds,
     Share,
@@ -277,6 +278,9 @@ class GeneratorConfig:
     """What requests that run through an update go on with: the KV that they have, or KV made by the new weights."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on a GPU, float32 on a CPU."""
+    quantization: Quantization = "none"
+    """Linear layers of the transformer's blocks multiply in FP8 (E4M3), by vLLM's names: a scale for each weight, for
+    each output channel, or for each block of 128 x 128; inputs are rounded as they come. The trainer stays as it is."""
     max_num_seqs: Count = 128
     """Requests that one engine runs at once."""
     kv_cache_gib: Gib = 0.0
@@ -285,6 +289,10 @@ class GeneratorConfig:
     """Share of a GPU's memory that all of the run's processes on it may take together."""
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     """Speculative decoding."""
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.quantization != "none"
 
 
 @dataclass(kw_only=True)

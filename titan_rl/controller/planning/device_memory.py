@@ -82,8 +82,9 @@ def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig) ->
     drafts = generator.speculative
     checked = drafts.num_speculative_tokens if drafts.method != "none" else 0
     logits = 4 * 4 * generator.max_num_seqs * (1 + checked) * hf.vocab_size
+    of_layer = 1 if generator.is_quantized else element
     return {
-        "weights": size.parameters * element / ranks,
+        "weights": (size.around * element + (size.parameters - size.around) * of_layer) / ranks,
         "next weights": size.parameters * element / ranks,
         "head in fp32": head / ranks,
         "activations": GPU_STEP_TOKENS * width * element + logits,

@@ -296,6 +296,7 @@ def _generators(config: Config, hf: PreTrainedConfig, parameters: int) -> Need:
     words = hf.vocab_size * hf.hidden_size
     head = 4 * words if element < 4 else 0
     is_wide = generator.dtype == "bfloat16" and generator.max_num_seqs >= MIN_WIDE_SEQUENCES and multiplies_wide()
+    is_wide |= generator.is_quantized  # E4M3 values lie in fp32
     needs = {
         "weights": 2 * parameters * element,
         "head in fp32": head,

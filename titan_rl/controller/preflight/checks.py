@@ -8,7 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from titan_rl.algorithms.base import Algorithm
-from titan_rl.algorithms.registry import check_algorithm, make_algorithm
+from titan_rl.algorithms.registry import check_algorithm, make_algorithm, with_correction
 from titan_rl.config.device_defaults import for_device
 from titan_rl.config.errors import raise_findings
 from titan_rl.config.load import ConfigError, as_dict
@@ -114,7 +114,7 @@ class Checked:
 def resolve(config: Config, num_held_out: int = 0, *, on_cpu: bool | None = None) -> Checked:
     """Names become objects. ``on_cpu``: whether the run is, which settles what was left open; None: as this one will
     be. Errors: ConfigError."""
-    config = for_device(config, on_cpu=is_on_cpu(config) if on_cpu is None else on_cpu)
+    config = with_correction(for_device(config, on_cpu=is_on_cpu(config) if on_cpu is None else on_cpu))
     folders, on_data = config.run.plugin_path, bool(config.data.file)
     task = make_task(config.task, folders)
     return Checked(
@@ -132,7 +132,7 @@ def recheck_updates(checked: Checked, config: Config, keys: Collection[str]) -> 
     """With other settings of optimizer, schedule and algorithm, all else being as it was checked.
 
     ``keys``: as to ``check``. Errors: ConfigError for what ``check`` would refuse."""
-    config = for_device(config, on_cpu=is_on_cpu(config))
+    config = with_correction(for_device(config, on_cpu=is_on_cpu(config)))
     algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=bool(config.data.file))
     again = replace(checked, config=config, titan=build_titan(config), algorithm=algorithm)
     check_read(config, algorithm, again.titan, checked.task, keys)

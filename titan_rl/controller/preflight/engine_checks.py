@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.device_defaults import step_tokens
 from titan_rl.config.load import ConfigError
-from titan_rl.config.sections.schema import Config, RolloutConfig
+from titan_rl.config.sections.schema import Config, GeneratorConfig, RolloutConfig
 from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.environments.rollout.decoding import (
@@ -28,6 +28,14 @@ _BLOCK_TOKENS = 16
 """The smallest number of tokens that vLLM stores together."""
 _CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """What its CPU kernel for latent attention is compiled for."""
+_NOT_QUANTIZED = {
+    "a mixture of experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "latent attention": ("kv_lora_rank",),
+    "linear attention": ("linear_num_value_heads",),
+}
+"""Kinds of layers, by the keys of config.json that tell of them."""
+_BLOCK = 128
+"""Rows and columns of weights that share a scale (generator/quantization/e4m3.py)."""
 _CPU_STATES = ((64, 64), (128, 128))
 """Features of keys and values that its CPU kernel for linear attention takes."""
 
@@ -49,12 +57,39 @@ def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: 
         )
     if on_cpu:
         _check_cpu_kernels(hf, generator.dtype)
+    if generator.is_quantized:
+        _check_quantization(hf, generator)
     needed = cache_bytes(hf, max_model_len, generator.dtype, generator.tensor_parallel) / 2**30
     if 0 < generator.kv_cache_gib < needed:
         raise ConfigError(
             f"generator.kv_cache_gib = {generator.kv_cache_gib:g} cannot hold one rollout of {max_model_len} tokens, "
             f"which takes {needed:.3g}: raise it, or lower training.seq_len"
         )
+
+
+def _check_quantization(hf: PreTrainedConfig, generator: GeneratorConfig) -> None:
+    """Errors: ConfigError for layers that are not multiplied in FP8 here, or blocks that ranks would cut."""
+    setting = f"generator.quantization = {generator.quantization!r}"
+    for kind, keys in _NOT_QUANTIZED.items():
+        if key := next((key for key in keys if getattr(hf, key, None)), None):
+            raise ConfigError(f"{setting}: {kind} ({key} in config.json) is not quantized here: leave it out")
+    if generator.quantization != "fp8_per_block" or generator.tensor_parallel == 1:
+        return
+    head_dim, ranks = (
+        getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        generator.tensor_parallel,
+    )
+    sizes = {
+        "num_attention_heads * head_dim": hf.num_attention_heads * head_dim,
+        "num_key_value_heads * head_dim": max(hf.num_key_value_heads, ranks) * head_dim,
+        "intermediate_size": hf.intermediate_size,
+    }
+    for name, size in sizes.items():
+        if size % (_BLOCK * ranks):
+            raise ConfigError(
+                f"{setting}: {name} = {size} over generator.tensor_parallel = {ranks} ranks are no whole blocks of "
+                f"{_BLOCK}: take 'fp8_per_channel', or generator.replicas in place of ranks"
+            )
 
 
 def check_decoding(config: Config, algorithm: Algorithm, hf: PreTrainedConfig) -> None:
@@ -152,7 +187,38 @@ def _check_top_k(hf: PreTrainedConfig, setting: str, top_k: int) -> None:
 
 
 def kernel_notices(config: Config, *, on_cpu: bool) -> list[str]:
-    """Lines about a slower computation than a run on this device would have without a setting."""
+    """Lines about other arithmetic, or a slower one, than a run on this device would have without a setting."""
+    return _quantization_notices(config, on_cpu=on_cpu) + _penalty_notices(config, on_cpu=on_cpu)
+
+
+def _quantization_notices(config: Config, *, on_cpu: bool) -> list[str]:
+    """``config``: with the algorithm's defaults for it."""
+    generator, options = config.generator, config.algorithm.options
+    if not generator.is_quantized or not config.has_generators:
+        return []
+    by = "emulated on a CPU, which takes longer than none" if on_cpu else "by vLLM's kernels"
+    lines = [
+        f"generator.quantization = {generator.quantization!r}: rollouts and evaluation have E4M3 weights and inputs in "
+        f"linear layers, {by}; what is trained and saved is not quantized"
+    ]
+    if config.data.file:
+        return lines
+    importance = options.get("importance", "none")
+    if importance == "none":
+        return [
+            *lines,
+            "algorithm.importance = 'none': tokens are not weighed by how much likelier the trainer finds them than "
+            "the FP8 engine that sampled them; leave it and algorithm.decoupled out for truncated importance sampling",
+        ]
+    bound, high = options.get("importance_bound", "truncate"), options.get("importance_high", 2.0)
+    return [
+        *lines,
+        f"algorithm.importance = {importance!r}, {bound} at {high:g} (decoupled = true): tokens are weighed by how "
+        f"much likelier the trainer finds them than the FP8 engine, by default where rollouts are quantized",
+    ]
+
+
+def _penalty_notices(config: Config, *, on_cpu: bool) -> list[str]:
     penalties = changed(config.rollout, PENALTIES)
     if on_cpu or not penalties or config.model.kernel != "auto" or config.data.file:
         return []

@@ -50,6 +50,11 @@ def fetched_pieces(engine: "GenerationEngine") -> list[Piece]:
     ]
 
 
+def misquantized(engine: "GenerationEngine") -> list[str]:
+    """Layers of this rank that multiply in FP8 by something else than the version's weights."""
+    return engine.misquantized()
+
+
 def end_tokens(engine: "GenerationEngine") -> list[int]:
     """Tokens that end an answer of this rank's."""
     return sorted(engine.stop_token_ids)

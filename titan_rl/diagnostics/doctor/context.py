@@ -26,8 +26,8 @@ class CheckContext:
 
     @property
     def limits(self) -> Limits:
-        dtype = self.checked.titan.training.mixed_precision_param
-        return limits(self.checked.config.generator.dtype, dtype)
+        generator = self.checked.config.generator
+        return limits(generator.dtype, self.checked.titan.training.mixed_precision_param, generator.quantization)
 
     @property
     def actors(self) -> ActorsUnderTest:

@@ -97,7 +97,7 @@ def limit_of(settings: Mapping[str, Any]) -> float | None:
     """Limit of agreement; None for a run off-policy, where none holds. ``settings``: flat, by dotted keys."""
     is_on_policy = settings.get("rollout.max_staleness") == 0 and settings.get("algorithm.updates_per_batch") == 1
     dtypes = str(settings.get("generator.dtype")), str(settings.get("training.mixed_precision_param"))
-    return agreement_limit(*dtypes) if is_on_policy else None
+    return agreement_limit(*dtypes, str(settings.get("generator.quantization", "none"))) if is_on_policy else None
 
 
 def differences(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> list[Difference]:

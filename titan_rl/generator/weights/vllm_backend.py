@@ -29,6 +29,7 @@ from titan_rl.compat.vllm.layers import forget_packed_experts
 from titan_rl.compat.vllm.loading import give_new_memory, has_weight_transfer, process_layer
 from titan_rl.config.model_directory.directory import stored_tensors
 from titan_rl.generator.weights.adapter_reader import AdapterReader
+from titan_rl.generator.quantization.linear import is_quantized_from, quantized_layers, weight_size
 from titan_rl.generator.weights.vllm_head import widen_head_once
 from titan_rl.generator.weights.vllm_loader import round_parameters
 from titan_rl.generator.weights.vllm_recording import Recorded, Target, record
@@ -59,8 +60,7 @@ class _Fill:
     box: Box
     values: torch.Tensor
 
-    def run(self, module: torch.nn.Module) -> None:
-        parameter = getattr(module, self.target.parameter).data
+    def run(self, parameter: torch.Tensor) -> None:
         view = parameter.as_strided(self.need.size, self.target.stride, self.target.offset)
         view[self.box.within(self.need)].copy_(self.values)
 
@@ -129,11 +129,24 @@ class ChannelEngine(WeightTransferEngine):
             if filled[name] < (parameter := getattr(module, name)).numel():
                 parameter.data.zero_()  # the rest is padding of the vocabulary, or a bias that another rank adds
         for fill in fills:
-            fill.run(module)
+            fill.run(getattr(module, fill.target.parameter).data)
         round_parameters(module, self.model_config.dtype)
         if current_platform.is_cpu():
             forget_packed_experts(module)
         process_layer(module)
+
+    def misquantized(self) -> list[str]:
+        """Layers that multiply by something else than the version's weights in E4M3, whatever multiplies them."""
+        _, fills = self._connection
+        wrong = []
+        for name, layer in quantized_layers(self.model).items():
+            weight_OI = torch.zeros(weight_size(layer), dtype=self.model_config.dtype, device=self.device)
+            for fill in fills[name]:
+                if fill.target.parameter == "weight":
+                    fill.run(weight_OI)
+            if not is_quantized_from(layer, weight_OI):
+                wrong.append(name)
+        return wrong
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)

@@ -1,7 +1,8 @@
 """vLLM's loader, kept to the files that the trainer reads.
 
 By itself vLLM reads whatever else lies in a directory: a ``consolidated.safetensors`` before the rest, and without an
-index every ``*.safetensors``, of which the last wins. How linear layers are packed is said here, too (vllm_linear.py).
+index every ``*.safetensors``, of which the last wins. How linear layers are packed (vllm_linear.py) or quantized on a
+CPU (quantization/linear.py) is said here, too.
 """
 
 from typing import Any
@@ -14,11 +15,17 @@ from vllm.model_executor.model_loader import register_model_loader
 
 from titan_rl.compat.vllm.loading import FileLoader, has_load_format
 from titan_rl.config.model_directory.directory import weight_files
-from titan_rl.generator.weights.vllm_linear import widen_linears
+from titan_rl.generator.quantization.e4m3 import Scheme
+from titan_rl.generator.quantization.linear import quantize_linears
+from titan_rl.generator.vllm_linear import widen_linears
 
 FORMAT = "titan_rl"
+EMULATED = "titan_rl_quantization"
+"""Key of vLLM's ``additional_config``: the scheme that a CPU emulates."""
 _EXACT = "e_score_correction_bias"
 """A router's bias, which the trainer has in fp32, too: it is a buffer there."""
+_SCALES = ("weight_scale", "weight_scale_inv")
+"""What vLLM makes of weights that it quantizes."""
 
 
 class DirectoryLoader(FileLoader):
@@ -27,12 +34,16 @@ class DirectoryLoader(FileLoader):
 
     def load_model(self, vllm_config: VllmConfig, *arguments: Any, **keywords: Any) -> nn.Module:
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        assert isinstance(vllm_config.additional_config, dict), "it is what engine_arguments sets"
+        self._emulated: Scheme | None = vllm_config.additional_config.get(EMULATED)
         return super().load_model(vllm_config, *arguments, **keywords)
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """Load the checkpoint's tensors; vLLM packs them afterwards."""
         super().load_weights(model, model_config)
         round_parameters(model, model_config.dtype)
+        if self._emulated is not None:
+            quantize_linears(model, self._emulated)
         widen_linears(model, self._max_num_seqs)
 
 
@@ -43,7 +54,7 @@ def round_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     The trainer multiplies by all weights in its compute dtype; half a percent of a decay would be a disagreement.
     """
     for name, parameter in model.named_parameters():
-        if parameter.dtype == torch.float32 != dtype and not name.endswith(_EXACT):
+        if parameter.dtype == torch.float32 != dtype and not name.endswith((_EXACT, *_SCALES)):
             parameter.copy_(parameter.to(dtype))
 
 

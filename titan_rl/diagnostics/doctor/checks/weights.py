@@ -143,6 +143,11 @@ async def _synced(context: CheckContext, actors: ActorsUnderTest, bandit: Bandit
         raise CheckFailed(
             "generators fetched other bytes than the trainer has", f"{unlike[0]} and {len(unlike) - 1} more"
         )
+    if layers := [name for rank in await actors.ask_generators(probes.misquantized) for name in rank]:
+        raise CheckFailed(
+            "an engine's FP8 layer multiplies by other weights than it received",
+            f"{layers[0]} and {len(layers) - 1} more",
+        )
     groups = usable(await actors.sample_groups())
     labels = {int(v) for g in groups for r in g.rollouts for v in r.versions if v >= 0}
     if labels != {version}:

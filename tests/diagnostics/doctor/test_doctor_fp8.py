@@ -1,0 +1,39 @@
+"""An engine that multiplies in FP8: it is healthy as it is, and one scale that is twice what it should be is named."""
+
+import sys
+
+import cloudpickle
+import pytest
+from test_doctor import Plant, Ward, set_on, wrong
+
+from titan_rl.config.load import load_config
+from titan_rl.diagnostics.doctor.probes.agreement import limits
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def doubled_scale(engine):
+    """Of one layer, from the next version on."""
+
+    def plant(worker):
+        method = worker.model_runner.model.model.layers[0].mlp.down_proj.quant_method
+        product_of = method.product_of
+        return set_on(method, "product_of", lambda weight: product_of(2 * weight))
+
+    return engine.on_worker(plant)
+
+
+@pytest.mark.slow
+def test_a_wrong_scale_is_named(tmp_path):
+    settings = {"rollout": {"prompts_per_step": 4, "group_size": 4}, "generator": {"quantization": "fp8_per_block"}}
+    ward = Ward(load_config("fp8_tiny", settings), tmp_path)
+    try:
+        findings = ward.examine(Plant("generators", doubled_scale, "sync"))
+    finally:
+        ward.close()
+    [sync] = wrong(findings).values()
+    assert "sync: an engine's FP8 layer multiplies by other weights than it received" in sync
+    assert "model.layers.0.mlp.down_proj and 0 more" in sync
+    agreement = next(finding.line() for finding in findings if finding.check.name == "agreement")  # before the update
+    exact, fp8 = limits("float32", "float32"), limits("float32", "float32", "fp8_per_block")
+    assert exact.mean < float(agreement.rsplit(" ", 1)[1]) < fp8.mean
