@@ -27,7 +27,17 @@ from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
 
 from titan_rl.compat.reach import VLLM, DependencyChanged
-from titan_rl.compat.vllm import engine, layers, loading, parallel, quantization, routing, sampling, speculation, thinking
+from titan_rl.compat.vllm import (
+    engine,
+    layers,
+    loading,
+    parallel,
+    quantization,
+    routing,
+    sampling,
+    speculation,
+    thinking,
+)
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 
 MODULES = (layers, loading, engine, parallel, quantization, routing, sampling, speculation, thinking)

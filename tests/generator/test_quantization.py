@@ -16,9 +16,9 @@ from vllm.model_executor.model_loader.reload.layerwise import record_metadata_fo
 from vllm.platforms import current_platform
 
 from titan_rl.compat.vllm.loading import give_new_memory, process_layer
-from titan_rl.generator.quantization.e4m3 import dequantize, quantize_weight
-from titan_rl.generator.quantization.linear import is_quantized_from, quantize_linears, quantized_layers
-from titan_rl.generator.vllm_recording import record
+from titan_rl.generator.weights.quantization.e4m3 import dequantize, quantize_weight
+from titan_rl.generator.weights.quantization.linear import is_quantized_from, quantize_linears, quantized_layers
+from titan_rl.generator.weights.vllm_recording import record
 
 SCHEMES = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 POSITIVE = [m * 2.0**-9 for m in range(8)] + [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)]
@@ -128,7 +128,7 @@ def test_one_wrong_scale_is_found(monkeypatch, scheme):
         scales[-1, -1] *= 2
         return dequantize(codes, scales, scheme)
 
-    monkeypatch.setattr("titan_rl.generator.quantization.linear.dequantize", twice)
+    monkeypatch.setattr("titan_rl.generator.weights.quantization.linear.dequantize", twice)
     model.layer.quant_method.process_weights_after_loading(model.layer)
     assert list(quantized_layers(model)) == ["layer"] and not is_quantized_from(model.layer, weight)
 

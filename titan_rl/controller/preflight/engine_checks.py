@@ -35,7 +35,7 @@ _NOT_QUANTIZED = {
 }
 """Kinds of layers, by the keys of config.json that tell of them."""
 _BLOCK = 128
-"""Rows and columns of weights that share a scale (generator/quantization/e4m3.py)."""
+"""Rows and columns of weights that share a scale (generator/weights/quantization/e4m3.py)."""
 _CPU_STATES = ((64, 64), (128, 128))
 """Features of keys and values that its CPU kernel for linear attention takes."""
 

@@ -29,7 +29,7 @@ from titan_rl.compat.vllm.layers import forget_packed_experts
 from titan_rl.compat.vllm.loading import give_new_memory, has_weight_transfer, process_layer
 from titan_rl.config.model_directory.directory import stored_tensors
 from titan_rl.generator.weights.adapter_reader import AdapterReader
-from titan_rl.generator.quantization.linear import is_quantized_from, quantized_layers, weight_size
+from titan_rl.generator.weights.quantization.linear import is_quantized_from, quantized_layers, weight_size
 from titan_rl.generator.weights.vllm_head import widen_head_once
 from titan_rl.generator.weights.vllm_loader import round_parameters
 from titan_rl.generator.weights.vllm_recording import Recorded, Target, record

@@ -15,9 +15,9 @@ from vllm.model_executor.model_loader import register_model_loader
 
 from titan_rl.compat.vllm.loading import FileLoader, has_load_format
 from titan_rl.config.model_directory.directory import weight_files
-from titan_rl.generator.quantization.e4m3 import Scheme
-from titan_rl.generator.quantization.linear import quantize_linears
-from titan_rl.generator.vllm_linear import widen_linears
+from titan_rl.generator.weights.quantization.e4m3 import Scheme
+from titan_rl.generator.weights.quantization.linear import quantize_linears
+from titan_rl.generator.weights.vllm_linear import widen_linears
 
 FORMAT = "titan_rl"
 EMULATED = "titan_rl_quantization"

@@ -35,6 +35,7 @@ class Study:
 
 STUDIES = (
     Study("quickstart", _ACCURACY, 0.95),
+    Study("fp8_tiny", _ACCURACY, 0.9),
     *map(
         Study, ("grpo_tiny", "dr_grpo_tiny", "dapo_tiny", "rloo_tiny", "reinforce_pp_tiny", "gspo_tiny", "cispo_tiny")
     ),

@@ -13,8 +13,14 @@ from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, Unqu
 from vllm.model_executor.layers.quantization.online.fp8 import OnlineLinearBase
 
 from titan_rl.compat.vllm.layers import PackedLinearMethod
-from titan_rl.generator.quantization.e4m3 import Scheme, activation_quantizer, dequantize, quantize_weight, tolerance
-from titan_rl.generator.vllm_linear import packed_product
+from titan_rl.generator.weights.quantization.e4m3 import (
+    Scheme,
+    activation_quantizer,
+    dequantize,
+    quantize_weight,
+    tolerance,
+)
+from titan_rl.generator.weights.vllm_linear import packed_product
 
 _ROWS = 512
 """Of unit vectors at a time."""
