@@ -13,6 +13,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.registry import make_task
+from titan_rl.environments.rewards.mathematics import equality
 from titan_rl.environments.rewards.mathematics.final_answer import final_answer, is_right
 from titan_rl.environments.scoring.scorer import Scorer
 
@@ -181,6 +182,13 @@ def test_no_command_makes_two_answers_one_or_denies_one():
     before = [form.format(name) for name in math_answers.COMMANDS for form in (r"\{} 40", r"\{}{{40}}")]
     passed = {answer[1:].rstrip("} 40{") for answer in before if is_right(box(answer), "40")}
     assert passed == QUIET
+
+
+def test_a_number_equals_no_infinite_one_whatever_math_verify_says(monkeypatch):
+    parse, _, reading = equality.library()
+    monkeypatch.setattr(equality, "library", lambda: (parse, lambda *_, **__: True, reading))
+    assert not is_right(box(r"\infty{4}{5}"), "4") and not is_right(box("4"), r"\infty")
+    assert is_right(box(r"\infty"), r"\infty + 1"), "both are infinite, and it says that they are equal"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -311,6 +311,8 @@ def _verified(expected: list[Any], answer: list[Any]) -> bool:
     if not verify(expected, answer, float_rounding=12, timeout_seconds=None, raise_on_error=False):
         return False
     numbers = [value for value in (*expected, *answer) if getattr(value, "is_number", False)]
+    if {number.is_finite for number in numbers} >= {True, False}:
+        return False  # whatever sympy makes of a difference of the two, which depends on what it computed before
     if len(numbers) < 2 or not all(number.is_finite for number in numbers):
         return True
     first, second = (number.evalf(_DIGITS) for number in numbers)
