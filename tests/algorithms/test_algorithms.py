@@ -462,6 +462,7 @@ def test_columns_that_nobody_provides_are_none():
         "word_logprob_SK",
         "teacher_word_logprob_SK",
         "teacher_mask_S",
+        "task_S",
         "process_reward_S",
         "group_sums_NM",
     ]

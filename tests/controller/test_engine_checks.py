@@ -192,7 +192,7 @@ def test_quantized_rollouts_are_weighed_by_default_and_a_run_says_so():
     assert "mask at 4" in lines(masked)[1]
     plain = settled(generator={})
     assert plain.algorithm.settings.importance == "none" and lines(plain) == []
-    with pytest.raises(ConfigError, match="clip_high has no effect.*the default where generator.quantization"):
+    with pytest.raises(ConfigError, match="clip_high has no effect.*generator.quantization has that for its default"):
         settled(algorithm={"clip_high": 0.3})
 
 

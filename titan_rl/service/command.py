@@ -81,6 +81,9 @@ def _check(config: Config) -> None:
         raise ConfigError("rollout.temperature: clients choose their own: leave it out")
     if config.algorithm.routing == "replay":
         raise ConfigError("algorithm.routing = 'replay': what clients train on has no routed experts; leave it out")
+    if config.generator.is_quantized:
+        setting = f"generator.quantization = {config.generator.quantization!r}"
+        raise ConfigError(f"{setting}: clients' losses do not weigh what FP8 engines sample; leave it out")
     if config.hosts.is_on:
         raise ConfigError("serve is for this machine: leave [hosts] out")
 

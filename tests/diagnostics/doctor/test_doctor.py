@@ -41,7 +41,7 @@ def set_on(owner, name, value):
 
 def sampling(**settings):
     def put(engine):
-        from titan_rl.generator import engine as module
+        from titan_rl.generator import vllm_requests as module
 
         made = module.SamplingParams
         return set_on(module, "SamplingParams", lambda **given: made(**(given | settings)))

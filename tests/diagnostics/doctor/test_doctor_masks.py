@@ -30,7 +30,7 @@ def with_supports(change):
     """Plant of masks made of ``change(supports)``."""
 
     def put(engine):
-        from titan_rl.generator import engine as module
+        from titan_rl.generator import vllm_requests as module
 
         made = module.SamplingMask
 

@@ -83,9 +83,10 @@ class PolicyGradientSettings:
     def check_updates(self, updates_per_batch: int) -> None:
         """Check for bounds on ratios that are always 1. Errors: ValueError."""
         if self.decoupled and updates_per_batch == 1:
-            by_default = "(the default where generator.quantization is set)"
-            why = f"with decoupled = true {by_default} and updates_per_batch = 1 every ratio is 1"
-            self.refuse(self.bounds, f"{why}: raise updates_per_batch")
+            why = "with decoupled = true and updates_per_batch = 1 every ratio is 1"
+            self.refuse(
+                self.bounds, f"{why} (generator.quantization has that for its default): raise updates_per_batch"
+            )
 
     def refuse(self, keys: tuple[str, ...], mend: str) -> None:
         """Check that keys without an effect have their defaults. Errors: ValueError."""

@@ -75,10 +75,8 @@ def _check_quantization(hf: PreTrainedConfig, generator: GeneratorConfig) -> Non
             raise ConfigError(f"{setting}: {kind} ({key} in config.json) is not quantized here: leave it out")
     if generator.quantization != "fp8_per_block" or generator.tensor_parallel == 1:
         return
-    head_dim, ranks = (
-        getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
-        generator.tensor_parallel,
-    )
+    ranks = generator.tensor_parallel
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     sizes = {
         "num_attention_heads * head_dim": hf.num_attention_heads * head_dim,
         "num_key_value_heads * head_dim": max(hf.num_key_value_heads, ranks) * head_dim,

@@ -29,13 +29,15 @@ _SCALES = ("weight_scale", "weight_scale_inv")
 
 
 class DirectoryLoader(FileLoader):
+    _emulated: Scheme | None = None
+
     def files_of(self, directory: str) -> tuple[list[str], str]:
         return [str(file) for file in weight_files(directory)], SAFE_WEIGHTS_INDEX_NAME
 
     def load_model(self, vllm_config: VllmConfig, *arguments: Any, **keywords: Any) -> nn.Module:
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         assert isinstance(vllm_config.additional_config, dict), "it is what engine_arguments sets"
-        self._emulated: Scheme | None = vllm_config.additional_config.get(EMULATED)
+        self._emulated = vllm_config.additional_config.get(EMULATED)
         return super().load_model(vllm_config, *arguments, **keywords)
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:

@@ -20,12 +20,12 @@ from titan_rl.compat.vllm.quantization import activation_rounding, block_codes, 
 Scheme = Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block"]
 """vLLM's names."""
 BLOCK = 128
-_HALF_STEP = 2**-4
+_STEP = 2**-3
 """Of a value, at most: E4M3 has three bits behind the leading one."""
-_LEAST_HALF_STEP = 2**-10 / 448
+_LEAST_STEP = 2**-9 / 448
 """Of the largest value of a group, where codes are subnormal."""
-_LEAST_AMAX = 1e-4
-"""What vLLM takes a block's largest magnitude for, if it is less."""
+_LEAST_AMAX = 2**-9
+"""What vLLM takes a channel's largest magnitude for, if it is less; a block's for 1e-4."""
 
 
 def quantize_weight(weight_OI: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,6 +65,6 @@ def activation_quantizer(scheme: Scheme) -> Callable[[torch.Tensor], torch.Tenso
 def tolerance(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Most that a weight rounded to E4M3, and by a product in ``dtype``, is off at each element, whatever the scheme.
 
-    Half a step of E4M3, a step of ``dtype``, and 1 % for the rounding of scales."""
-    least = _LEAST_HALF_STEP * weight.abs().amax().clamp_min(_LEAST_AMAX)
-    return 1.01 * ((_HALF_STEP + torch.finfo(dtype).eps) * weight.abs() + least)
+    Half a step of E4M3, and another for kernels that round to scales which are powers of two; a step of ``dtype``."""
+    least = _LEAST_STEP * weight.abs().amax().clamp_min(_LEAST_AMAX)
+    return (_STEP + torch.finfo(dtype).eps) * weight.abs() + 2 * least
