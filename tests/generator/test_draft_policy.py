@@ -48,3 +48,14 @@ def test_a_change_of_what_is_accepted_is_followed():
 def test_a_step_that_was_begun_before_a_change_counts_for_nothing():
     policy = DraftPolicy(3)
     assert all(policy.measured(4, 0, 1.0, 4) is None for _ in range(100))
+
+
+def test_few_steps_with_drafts_that_are_slow_count():
+    """Most steps find nothing to draft, and take as long as without."""
+    policy, limit, found = DraftPolicy(3), 3, []
+    for number in range(1000):
+        seconds = 3.0 if limit and number % 3 == 0 else 1.0
+        if change := policy.measured(8, limit, seconds, 9 if limit else 8):
+            _, limit = change
+        found.append(limit)
+    assert found[-300:].count(0) > 250

@@ -6,7 +6,6 @@ is bound by memory, it costs about as much as one over a single token; in large 
 """
 
 from dataclasses import dataclass, field
-from statistics import mean, median
 
 _BLOCK_STEPS = 8
 _TRIALS = 1
@@ -55,7 +54,8 @@ class DraftPolicy:
         return range(1 << (exponent - 1), 1 << exponent), size.limit
 
     def _end_block(self, size: _Size) -> None:
-        rate = mean(tokens for _, tokens in size.steps) / max(median(seconds for seconds, _ in size.steps), 1e-9)
+        # of all steps: the slow ones may be those that had drafts
+        rate = sum(tokens for _, tokens in size.steps) / max(sum(seconds for seconds, _ in size.steps), 1e-9)
         before = size.rates.get(size.limit, rate)
         size.rates[size.limit] = _KEPT * before + (1 - _KEPT) * rate
         size.steps, size.num_blocks = [], size.num_blocks + 1
