@@ -33,15 +33,8 @@ _TAKEN |= {"groups_with_signal", "nonfinite_batches_in_a_row", "sampled_per_trai
 _TAKEN |= {"overlong_punishment", "task_reward"}
 _TAKEN |= {"passed_over", "reward_min", "reward_max", "grade", "grade_min", "grade_max", "effective_answers"}
 _TAKEN |= {"routing_changed", "routed_experts_mib"}
-_TAKEN |= {
-    "turns",
-    "reply_tokens",
-    "max_turns",
-    "prompt_tokens_cached",
-    "score_retries",
-    "draft_tokens",
-    "draft_acceptance_rate",
-}
+_TAKEN |= {"turns", "reply_tokens", "max_turns", "prompt_tokens_cached", "score_retries"}
+_TAKEN |= {"draft_tokens", "draft_acceptance_rate"}
 _TAKEN_BEGINNINGS = ("seconds_", "tokens_per_second_", "held_out_", "checkpoint_", "slowest_", "staleness_", "critic_")
 _TAKEN_BEGINNINGS += ("filtered_", "alarm_", "implicit_reward_", "tool_calls", "weight_bytes_")
 """Of the names in a step's record (records/metrics.py, controller): a loss's metric would overwrite them."""

@@ -74,6 +74,11 @@ def names_of(task: TaskConfig) -> list[str]:
     return list(task.options) if task.name == MIXTURE else []
 
 
+def first_name(task: TaskConfig) -> str:
+    """Name of a mixture's first task, for rollouts that are made up; empty for a single task."""
+    return next(iter(names_of(task)), "")
+
+
 @dataclass(frozen=True)
 class Teachers:
     """Teachers of a run, each directory once."""

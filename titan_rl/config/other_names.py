@@ -83,8 +83,10 @@ KEYS = {
     **dict.fromkeys(("tis_imp_ratio_cap", "rollout_is_threshold", "truncated_importance_sampling_ratio"), _CAP),
     **dict.fromkeys(("use_tis", "rollout_is", "use_importance_sampling_correction"), "algorithm.importance"),
     "vllm_gpu_memory_utilization": "generator.gpu_memory_utilization",
-    **dict.fromkeys(("speculative_config", "speculative_decoding", "ngram_prompt_lookup"), "generator.speculative"),
-    **dict.fromkeys(("num_draft_tokens", "speculative_num_draft_tokens"), "generator.speculative"),
+    **dict.fromkeys(
+        ("speculative_config", "speculative_decoding", "num_draft_tokens", "speculative_num_draft_tokens"),
+        "generator.speculative",
+    ),
     **dict.fromkeys(("free_cache_engine", "vllm_enable_sleep_mode", "colocate"), "placement.mode"),
     # what is recorded
     **dict.fromkeys(("save_freq", "save_interval", "save_steps"), "checkpoint.every"),

@@ -8,8 +8,6 @@ is bound by memory, it costs about as much as one over a single token; in large 
 from dataclasses import dataclass, field
 
 _BLOCK_STEPS = 8
-_TRIALS = 1
-"""Blocks of each number of tokens, before one is chosen."""
 _CHOSEN_BLOCKS = 16
 """For so many blocks the choice stays; then the other number is measured again for one."""
 _KEPT = 0.5
@@ -27,6 +25,7 @@ class _Size:
     rates: dict[int, float] = field(default_factory=dict)
     """Tokens a second, by number of drafted tokens."""
     num_blocks: int = 0
+    """That have ended."""
 
 
 class DraftPolicy:
@@ -60,6 +59,6 @@ class DraftPolicy:
         size.rates[size.limit] = _KEPT * before + (1 - _KEPT) * rate
         size.steps, size.num_blocks = [], size.num_blocks + 1
         other = self._num_tokens - size.limit
-        is_trial = size.num_blocks < 2 * _TRIALS or size.num_blocks % _CHOSEN_BLOCKS == 0
-        if is_trial or size.rates[other] > size.rates[size.limit]:
+        is_due = other not in size.rates or size.num_blocks % _CHOSEN_BLOCKS == 0
+        if is_due or size.rates[other] > size.rates[size.limit]:
             size.limit = other

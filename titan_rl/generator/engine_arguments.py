@@ -100,7 +100,7 @@ def _on_cpu(config: GeneratorConfig, max_model_len: int, model_path: str | Path)
 
 
 def _on_gpu(config: GeneratorConfig, max_model_len: int, devices: Sequence[int], sleeps: bool) -> dict[str, Any]:
-    """Chunked prefill and async scheduling are vLLM's defaults there, and stay."""
+    """Chunked prefill is vLLM's default there, and stays; so does async scheduling without drafts."""
     return dict(
         device_ids=list(devices) or None,
         kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30) or None,

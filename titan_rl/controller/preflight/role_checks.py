@@ -161,7 +161,7 @@ def _check_learned(config: Config, role: str, family: Family | None) -> None:
                 check_value_weights(value_spec(spec), path)
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # or what a family raises
             raise ConfigError(f"{role}.path = {path!r}: {' '.join(str(error).split())}") from None
-    _check_model(config, role, family)
+    _check_model(config, role, family, 0, f"{role}.path", settings.path)
     _check_groups(config, role, titan, family)
     if role == "critic" and family is None:
         _check_classifier(role, config)
@@ -194,11 +194,8 @@ def _check_words(words: int, policy: PreTrainedConfig) -> None:
         )
 
 
-def _check_model(
-    config: Config, role: str, family: Family | None, words: int = 0, setting: str = "", place: str = ""
-) -> None:
+def _check_model(config: Config, role: str, family: Family | None, words: int, setting: str, place: str) -> None:
     """``words``: how many of the likeliest the role is to give. ``setting``, ``place``: one of its directories."""
-    setting, place = (setting, place) if setting else (f"{role}.path", getattr(config, role).path)
     policy = _policy_config(config, family)
     model = read_hf_config(place, family) if place else policy
     if model.vocab_size != policy.vocab_size:

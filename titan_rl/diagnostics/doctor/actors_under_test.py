@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from titan_rl.algorithms.batches.batching import step_batches, with_task
-from titan_rl.config.mixture import names_of, teachers_of
+from titan_rl.config.mixture import first_name, teachers_of
 from titan_rl.controller.initial_policy import base_model
 from titan_rl.controller.interactive.trainer import token_table
 from titan_rl.controller.preflight.checks import Checked
@@ -209,15 +209,14 @@ class ActorsUnderTest:
         [batch] = step_batches(groups, self.checked.algorithm, config, layout)
         return batch
 
-    @property
-    def any_task(self) -> str:
-        """Task of what the doctor makes up: a mixture's first, whose teacher then measures it."""
-        return next(iter(names_of(self.config.task)), "")
-
     def batch_of_samples(self, groups: list[list[Sample]]) -> Batch:
         aggregation = self.config.algorithm.aggregation, self.config.rollout.max_new_tokens
         if self.checked.algorithm.needs.teacher:
-            groups = [with_task(samples, self.any_task, teachers_of(self.config)) for samples in groups if samples]
+            groups = [
+                with_task(samples, first_name(self.config.task), teachers_of(self.config))
+                for samples in groups
+                if samples
+            ]
         return pack(
             groups,
             **asdict(self.layout),

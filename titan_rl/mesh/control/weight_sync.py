@@ -19,7 +19,7 @@
               mesh/channel/relay/gathering.py     from the trainers, or from another replica    generator rank
               mesh/channel/sources.py             shared memory, CUDA IPC, RDMA or TCP          generator rank
     apply     generator/engine.py                 between two steps of all ranks (lockstep.py)  generator rank
-              generator/weights/vllm_backend.py           into vLLM's parameters                        generator rank
+              generator/weights/vllm_backend.py   into vLLM's parameters                        generator rank
               controller/loop/controller.py       admits what waits for it, reports the step    controller
 
 What lies where is worked out once, when replicas connect (mesh/channel/plan.py, mesh/channel/memory/region.py). A

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from titan_rl.algorithms.batches.batching import checked_advantages, step_batches
-from titan_rl.config.mixture import all_tasks, names_of
+from titan_rl.config.mixture import all_tasks, first_name
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.data.types import Batch, Group, Provenance, Rollout, Turn
 from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
@@ -48,7 +48,7 @@ def made_batch(checked: Checked, rollouts: list[Rollout]) -> Batch:
     """Batch of one update, packed as in the run."""
     algorithm = replace(checked.config.algorithm, updates_per_batch=1)
     config = replace(checked.config, algorithm=algorithm)
-    task = next(iter(names_of(config.task)), "")
+    task = first_name(config.task)
     [batch] = step_batches([Group(_PROMPT, rollouts, task=task)], checked.algorithm, config, checked.titan.layout)
     return batch
 

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from titan_rl.config.mixture import first_name
 from titan_rl.config.sections.kinds import MOST_TEMPERATURE
 from titan_rl.data.types import Batch, Group, Provenance, Request, Rollout, Row, Turn
 from titan_rl.diagnostics.doctor import actor_queries as probes
@@ -70,7 +71,7 @@ async def make_bandit(actors: ActorsUnderTest, groups: list[Group]) -> Bandit:
     for number, (prompt, right) in enumerate(zip(prompts, RIGHT, strict=True)):
         words = tokens[number * _ANSWERS : (number + 1) * _ANSWERS]
         name = f"doctor/bandit{number}"
-        bandit_groups.append(Group(name, _rollouts(name, prompt, words, right), task=actors.any_task))
+        bandit_groups.append(Group(name, _rollouts(name, prompt, words, right), task=first_name(actors.config.task)))
     first = await actors.read(actors.batch(bandit_groups))
     batch = _with_ratio_of_one(actors.batch(bandit_groups), first)
     moves = not actors.checked.algorithm.is_still_without_advantage
