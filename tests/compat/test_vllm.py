@@ -115,6 +115,10 @@ FORMS = {
     "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens": (
         "(x, cu_num_tokens, num_tokens, replace_from, replace_to)"
     ),
+    "vllm.v1.sample.rejection_sampler:RejectionSampler.forward": (
+        "(self, metadata, draft_probs, logits, sampling_metadata)"
+    ),
+    "vllm.v1.sample.rejection_sampler:RejectionSampler.sampler": "set",
     "vllm.v1.core.sched.scheduler:Scheduler.dynamic_sd_lookup": "set",
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": "(self, scheduler_output, model_runner_output)",
     "vllm.v1.core.sched.output:SchedulerOutput.num_spec_tokens_to_schedule": "int",

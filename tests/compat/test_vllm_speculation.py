@@ -8,8 +8,12 @@ from vllm.platforms import current_platform
 from vllm.triton_utils.dispatcher import KernelOverride
 from vllm.utils import cpu_triton_utils
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from titan_rl.compat.vllm.speculation import DraftRecorder, expand_batch_to_tokens
+from titan_rl.compat.vllm import speculation
+from titan_rl.compat.vllm.speculation import DraftRecorder, expand_batch_to_tokens, replace_functions
 
 SAMPLES, WORDS, BONUS = 100_000, 12, 9
 TEMPERATURES = (0.5, 1.5)
@@ -24,8 +28,9 @@ def on_cpu(monkeypatch):
         owner, kernel = getattr(rejection_sampler, f"_{name}"), getattr(cpu_triton_utils, f"_{name}_kernel_impl")
         monkeypatch.setattr(owner, "kernel", KernelOverride(owner.kernel, kernel))
         owner.__dict__.pop("_kernel_arg_names", None)
-    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", rejection_sampler.expand_batch_to_tokens)
-    DraftRecorder(SimpleNamespace(dynamic_sd_lookup=[0], update_from_output=None), on_cpu=True)
+    for owner, name in ((rejection_sampler, "expand_batch_to_tokens"), (RejectionSampler, "forward")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    replace_functions(on_cpu=True)
     return torch.manual_seed(7)
 
 
@@ -73,6 +78,27 @@ def test_a_request_without_drafts_has_no_values():
     assert expand_batch_to_tokens(values, torch.tensor([1, 2, 3]), 3, 0, 1).tolist() == [0.5, 1.0, 2.0]
 
 
+def metadata_of(numbers: list[int]) -> SpecDecodeMetadata:
+    """Of requests with so many drafts each, whose tokens are zeros."""
+    return SpecDecodeMetadata.make_dummy([[0] * number for number in numbers], torch.device("cpu"))
+
+
+def test_a_step_without_drafts_is_sampled_as_without_speculation(on_cpu, monkeypatch):
+    """Else logits would be copied and their log-probabilities computed twice, for which a step takes a third longer."""
+    calls = []
+    monkeypatch.setattr(speculation, "_check_drafts", lambda *_: "checked")
+
+    class Recorded(Sampler):
+        def forward(self, logits, sampling_metadata, predict_bonus_token=False, logprobs_mode_override=None):
+            calls.append((len(logits), predict_bonus_token))
+            return "sampled"
+
+    checker = RejectionSampler(Recorded("raw_logprobs"))
+    assert checker(metadata_of([0, 0, 0]), None, torch.zeros(3, WORDS), None) == "sampled"
+    assert calls == [(3, False)]
+    assert checker(metadata_of([0, 2, 0]), None, torch.zeros(5, WORDS), None) == "checked"
+
+
 def step(scheduled: dict[str, int], drafts: dict[str, list[int]], limit: int) -> SimpleNamespace:
     return SimpleNamespace(
         num_scheduled_tokens=scheduled, scheduled_spec_decode_tokens=drafts, num_spec_tokens_to_schedule=limit
@@ -82,7 +108,7 @@ def step(scheduled: dict[str, int], drafts: dict[str, list[int]], limit: int) ->
 def test_what_became_of_drafts_is_counted():
     """The drafts of a step were made at the end of the one before, by what was set then."""
     scheduler = SimpleNamespace(dynamic_sd_lookup=[0, 3, 3, 3, 3], update_from_output=lambda step, output: "updated")
-    recorder = DraftRecorder(scheduler, on_cpu=False)
+    recorder = DraftRecorder(scheduler)
     prompts = step({"a": 5, "b": 1}, {}, 3)
     given = SimpleNamespace(req_ids=["a", "b"], sampled_token_ids=[[1], [2]])
     assert scheduler.update_from_output(prompts, given) == "updated"

@@ -32,7 +32,7 @@ import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables a
 from titan_rl.compat.vllm.engine import check_counts, num_generated, scheduler_of
 from titan_rl.compat.vllm.routing import RouteRecorder, routed_experts
 from titan_rl.compat.vllm.sampling import give_tokenizer, keep_masks
-from titan_rl.compat.vllm.speculation import DraftRecorder
+from titan_rl.compat.vllm.speculation import DraftRecorder, replace_functions
 from titan_rl.compat.vllm.thinking import limit_thinking
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
 from titan_rl.config.sections.schema import GeneratorConfig
@@ -241,7 +241,8 @@ class GenerationEngine:
         settings = self._config.speculative
         if settings.method == "none":
             return
-        self._drafts = DraftRecorder(scheduler_of(self._engine), on_cpu=current_platform.is_cpu())
+        replace_functions(on_cpu=current_platform.is_cpu())
+        self._drafts = DraftRecorder(scheduler_of(self._engine))
         if settings.adaptive and self._lockstep.is_leader:
             self._draft_policy = DraftPolicy(settings.num_speculative_tokens)
 

@@ -3,6 +3,9 @@
 On a CPU 0.32 writes each draft's temperature, top-k and top-p into a copy that it drops
 (``cpu_triton_utils._expand_kernel_impl``), and checks drafts by whatever was in memory. The one function that calls it
 is replaced there.
+
+Everywhere it copies logits several times to check drafts, also in a step that has none, which costs a third of the
+step; there tokens are sampled as without speculation.
 """
 
 from dataclasses import dataclass
@@ -11,14 +14,18 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput, SamplerOutput
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from titan_rl.compat.reach import VLLM, Reach
 
 _SCHEDULER, _OUTPUT = "vllm.v1.core.sched.scheduler:Scheduler", "vllm.v1.core.sched.output:SchedulerOutput"
 REACHES = (
     Reach("vllm.v1.sample.rejection_sampler:expand_batch_to_tokens", "check a CPU's drafts at their temperature"),
+    Reach("vllm.v1.sample.rejection_sampler:RejectionSampler.forward", "check no drafts where there are none"),
+    Reach("vllm.v1.sample.rejection_sampler:RejectionSampler.sampler", "sample where there are no drafts"),
     Reach(f"{_SCHEDULER}.dynamic_sd_lookup", "draft at some batch sizes only"),
     Reach(f"{_SCHEDULER}.update_from_output", "see what became of drafts"),
     Reach(f"{_OUTPUT}.num_spec_tokens_to_schedule", "know which steps could have drafts"),
@@ -36,6 +43,29 @@ def expand_batch_to_tokens(
     counts = torch.diff(cumulative, prepend=cumulative.new_zeros(1))
     replaced = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
     return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+_check_drafts = rejection_sampler.RejectionSampler.forward
+
+
+def sample_or_check_drafts(
+    sampler: rejection_sampler.RejectionSampler,
+    metadata: SpecDecodeMetadata,
+    draft_probs: torch.Tensor | None,
+    logits: torch.Tensor,
+    sampling_metadata: SamplingMetadata,
+) -> SamplerOutput:
+    """Tokens of a step: one a request where there are no drafts, whose logits are in the order of requests."""
+    if metadata.max_spec_len:
+        return _check_drafts(sampler, metadata, draft_probs, logits, sampling_metadata)
+    return sampler.sampler(logits=logits, sampling_metadata=sampling_metadata)
+
+
+def replace_functions(*, on_cpu: bool) -> None:
+    """Have vLLM check drafts by the functions above, in this process."""
+    rejection_sampler.RejectionSampler.forward = sample_or_check_drafts
+    if on_cpu:
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
 @dataclass(frozen=True)
@@ -57,11 +87,9 @@ class DraftedStep:
 class DraftRecorder:
     """Recorder of an engine's drafts, which also sets how many tokens are drafted."""
 
-    def __init__(self, scheduler: Scheduler, *, on_cpu: bool):
+    def __init__(self, scheduler: Scheduler):
         """``scheduler``: of an engine with numbers of draft tokens by batch size."""
         assert scheduler.dynamic_sd_lookup is not None, "vLLM was given such numbers"
-        if on_cpu:
-            rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
         self._by_batch_size, self._limit = scheduler.dynamic_sd_lookup, 0
         self._update, self._steps = scheduler.update_from_output, []
         scheduler.update_from_output = self._update_from_output
