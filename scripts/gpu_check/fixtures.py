@@ -27,7 +27,7 @@ from titan_rl.mesh.telemetry.step_record import RankReport
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.spec import read_hf_config
 from titan_rl.trainer.distributed.process_group import leave_group
-from titan_rl.trainer.model.layout import check_compile
+from titan_rl.trainer.model.layout import check_products
 from titan_rl.trainer.state.snapshot import Snapshots
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
@@ -118,7 +118,7 @@ class Fixtures:
 
     def trainer(self, name: str, config: Config) -> DirectTrainer:
         """Trainer without Monarch, joined. Errors: ConfigError for what a run would refuse to compile."""
-        check_compile(read_hf_config(self.model(name)), build_titan(config))
+        check_products(read_hf_config(self.model(name)), build_titan(config))
         trainer = cast(DirectTrainer, Trainer(str(self.model(name))))  # by stubs.py's stand-in for Monarch
         self._trainers.append(trainer)
         self.join(trainer, config)

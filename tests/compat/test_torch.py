@@ -27,6 +27,7 @@ FORMS = {
     "torch:ops.aten._softmax_backward_data": "OpOverloadPacket",
     "torch._C:__file__": "str",
     "torch._inductor.config:deterministic": "bool",
+    "torch._inductor.config:emulate_precision_casts": "bool",
     "torch.distributed.distributed_c10d:_abort_process_group": "(group)",
     "torch.distributed.tensor:DTensor._local_tensor": "member_descriptor",
     "torch.distributed.fsdp:FSDPModule._get_fsdp_state": "(self)",

@@ -1,6 +1,6 @@
 """TorchTitan 0.3's private names."""
 
-from titan_rl.compat.torchtitan import adapters, device, pipeline  # isort: skip  (before any other torchtitan module)
+from titan_rl.compat.torchtitan import device  # isort: skip  (before any other torchtitan module)
 
 import torch
 import torchtitan.tools.utils as titan_utils
@@ -10,8 +10,9 @@ from torchtitan.components.lora import _get_lora_cls
 from torchtitan.models.common import Linear
 
 from titan_rl.compat.reach import TORCHTITAN
+from titan_rl.compat.torchtitan import adapters, float8, pipeline
 
-MODULES = (device, adapters, pipeline)
+MODULES = (device, adapters, float8, pipeline)
 FORMS = {
     "torchtitan.tools.utils:device_type": "str",
     "torchtitan.tools.utils:device_module": "module",
@@ -19,6 +20,7 @@ FORMS = {
     "torchtitan.components.lora:_get_lora_cls.lora_a": "set",
     "torchtitan.components.lora:_get_lora_cls.lora_b": "set",
     "torchtitan.protocols.module:Module._param_init": "NoneType",
+    "torchtitan.components.quantization.float8:Float8Linear.Config._torchao_config": "member_descriptor",
     "torchtitan.distributed.pipeline_parallel:_generate_llm_fqn_per_model_part": (
         "(num_stages, num_layers, input_weight, output_weight)"
     ),

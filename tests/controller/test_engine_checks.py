@@ -174,7 +174,7 @@ def settled(**tables):
     return resolve(config, on_cpu=True)
 
 
-def test_quantized_rollouts_are_weighed_by_default_and_a_run_says_so():
+def test_rollouts_are_weighed_by_default_where_fp8_is_on_one_side_and_a_run_says_so():
     def lines(checked):
         return kernel_notices(checked.config, on_cpu=True)
 
@@ -182,7 +182,7 @@ def test_quantized_rollouts_are_weighed_by_default_and_a_run_says_so():
     assert checked.algorithm.settings.importance == "token" and checked.algorithm.settings.decoupled
     assert checked.as_dict()["algorithm"]["importance_bound"] == "truncate" and checked.algorithm.needs.proximal
     fp8, weighed = lines(checked)
-    assert "'fp8_per_block'" in fp8 and "evaluation" in fp8 and "emulated" in fp8 and "saved is not quantized" in fp8
+    assert "'fp8_per_block'" in fp8 and "evaluation" in fp8 and "emulated" in fp8 and "saved are not quantized" in fp8
     assert "truncate at 2" in weighed
     for off in ({"importance": "none"}, {"decoupled": False}):
         checked = settled(algorithm=off)
@@ -190,9 +190,13 @@ def test_quantized_rollouts_are_weighed_by_default_and_a_run_says_so():
         assert "not weighed" in lines(checked)[1]
     masked = settled(algorithm={"importance_bound": "mask", "importance_high": 4.0})
     assert "mask at 4" in lines(masked)[1]
+    alike = settled(generator={"quantization": "fp8_per_channel"}, float8={"recipe_name": "rowwise_with_gw_hp"})
+    assert alike.algorithm.settings.importance == "none" and "multiply the same values" in lines(alike)[2]
+    trainer = settled(generator={}, float8={"recipe_name": "rowwise"})
+    assert trainer.algorithm.settings.importance == "token" and "trained with E4M3" in lines(trainer)[0]
     plain = settled(generator={})
     assert plain.algorithm.settings.importance == "none" and lines(plain) == []
-    with pytest.raises(ConfigError, match="clip_high has no effect.*generator.quantization has that for its default"):
+    with pytest.raises(ConfigError, match="clip_high has no effect.*FP8 on one side alone has that for its default"):
         settled(algorithm={"clip_high": 0.3})
 
 

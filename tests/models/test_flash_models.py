@@ -27,7 +27,7 @@ from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.layers import attention, memory_saving
 from titan_rl.models.layers.attention import BlockPlan, attention_form, plan_attention
 from titan_rl.models.spec import model_spec, read_hf_config
-from titan_rl.trainer.model.layout import check_compile
+from titan_rl.trainer.model.layout import check_products
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
@@ -211,7 +211,7 @@ BF16 = {"training": {"mixed_precision_param": "bfloat16"}}
 def test_what_cannot_be_compiled_is_refused_in_one_line(hopper, tmp_path, case, fits, changes, words):
     make(tmp_path, case, **(fitting(case) if fits else {}))
     with pytest.raises(ConfigError) as caught:
-        check_compile(read_hf_config(tmp_path), titan_of(**changes))
+        check_products(read_hf_config(tmp_path), titan_of(**changes))
     [line] = str(caught.value).splitlines()
     assert line.startswith("compile.enable = true") and all(word in line for word in words), line
     assert ("bfloat16" in line) == (case == "qwen2" and not changes)
@@ -220,8 +220,8 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(hopper, tmp_path, case, 
 def test_what_can_be_compiled_is_not_refused(hopper, tmp_path):
     make(tmp_path, "qwen2", **FITTING)
     hf = read_hf_config(tmp_path)
-    check_compile(hf, titan_of(**BF16))
-    check_compile(hf, build_titan(load_config(None)))  # nothing is to be compiled
+    check_products(hf, titan_of(**BF16))
+    check_products(hf, build_titan(load_config(None)))  # nothing is to be compiled
 
 
 def test_a_run_is_refused_before_it_starts(hopper):

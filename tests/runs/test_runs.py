@@ -58,16 +58,17 @@ def test_stop_saves_and_resume_goes_on(tmp_path):
 
 
 def test_rollouts_in_fp8(tmp_path):
-    """Engines sleep between versions; what is sampled is weighed by default, and what is saved is not quantized."""
+    """Engines sleep between versions, and the trainer multiplies what they do; what is saved is not quantized."""
     root = tmp_path / "run"
     settings = dict(placement__mode="colocated", generator__quantization="fp8_per_channel", training__steps=2)
+    settings |= dict(float8__recipe_name="rowwise_with_gw_hp")
     assert running.train(root, **settings) == 0, running.output(root)[-3000:]
     said = running.output(root)
-    assert "generator.quantization = 'fp8_per_channel'" in said and "importance = 'token', truncate at 2" in said
+    assert "generator.quantization = 'fp8_per_channel'" in said and "multiply the same values in FP8" in said
+    assert "Failed to load" not in said and "Enum subclass" not in said, "of torchao's kernels for GPUs"
     assert "disagree about the tokens" not in said
     records = [record for record in read_metrics(root) if "reward" in record]
-    exact, fp8 = agreement_limit("float32", "float32"), agreement_limit("float32", "float32", "fp8_per_channel")
-    assert [exact < record["agreement_mean"] < fp8 for record in records] == [True, True]
-    assert all(0.9 < record["importance"] < 1.1 and record["ratio"] == 1 for record in records)
+    exact = agreement_limit("float32", "float32")
+    assert [1 < record["agreement_mean"] < exact for record in records] == [True, True]
     saved = load_file(root / "model" / "model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32} and not any("scale" in name for name in saved)

@@ -135,7 +135,7 @@ SECTIONS_NOT_HERE = {
         ("profiling", "profiler"), "each step's trace is recorded: titan-rl trace and titan-rl watch show it"
     ),
     **dict.fromkeys(
-        ("quantize", "quantization", "float8", "mx"),
-        "weights are trained in float32 or bfloat16; generator.quantization is of rollouts",
+        ("quantize", "quantization", "mx"),
+        "[float8] is of training, generator.quantization of rollouts",
     ),
 }

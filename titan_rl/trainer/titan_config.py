@@ -13,6 +13,7 @@ from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from titan_rl.config.load import ConfigError, build_section, nearest, nearest_key
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Layout
+from titan_rl.models.float8 import Float8Config
 from titan_rl.trainer.titan_limits import (
     check_comm,
     check_compile_keys,
@@ -64,6 +65,7 @@ class TitanConfig:
     optimizer: OptimizersContainer.Config
     lr_scheduler: LRSchedulersContainer.Config
     compile: CompileConfig
+    float8: Float8Config
     activation_checkpoint: ActivationCheckpointing.Config | None
     comm: CommConfig
     debug: DebugConfig
@@ -122,6 +124,7 @@ def titan_keys() -> dict[str, tuple[type, dict[str, Any]]]:
         "optimizer": (OptimizersContainer.Config, dict(_ADAMW)),
         "lr_scheduler": (schedule, _defaults(schedule) | _LR_SCHEDULER),
         "compile": (CompileConfig, _defaults(CompileConfig)),
+        "float8": (Float8Config, _defaults(Float8Config)),
         "activation_checkpoint": (FullAC.Config, modes),
     }
 
@@ -198,6 +201,7 @@ def build_titan(config: Config) -> TitanConfig:
         optimizer=_optimizer(section.get("optimizer", {})),
         lr_scheduler=_lr_scheduler(section.get("lr_scheduler", {})),
         compile=build_section(CompileConfig, section.get("compile", {}), "compile"),
+        float8=build_section(Float8Config, section.get("float8", {}), "float8"),
         activation_checkpoint=_activation_checkpoint(section.get("activation_checkpoint", {})),
         comm=build_section(CommConfig, section.get("comm", {}), "comm"),
         debug=build_section(DebugConfig, section.get("debug", {}), "debug"),

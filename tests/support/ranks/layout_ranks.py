@@ -34,6 +34,7 @@ class Layout:
     faults: tuple[str, ...] = ()
     """Faults that one sample of a further batch has, one after the other."""
     lora: dict = field(default_factory=dict)
+    float8: str = "none"
 
 
 @dataclass
@@ -98,6 +99,7 @@ def _learner(layout: Layout, models: Path):
             "parallelism": dict(layout.parallelism),
             "activation_checkpoint": {"mode": layout.checkpointing},
             "lora": layout.lora,
+            "float8": {"recipe_name": layout.float8},
             "algorithm": {"routing": "replay" if layout.model == "moe" else "own"},
         },
     )

@@ -24,12 +24,14 @@ from titan_rl.models.builtin.tiny import make_tiny
 
 pytestmark = pytest.mark.slow
 
+FLOAT8 = "rowwise_with_gw_hp"
 # the vocabulary has 99 words, which no degree here divides
 LAYOUTS = {
     1: {
         **{model: Layout(model) for model in MODELS},
         "full AC": Layout("qwen3", checkpointing="full"),
         "selective AC": Layout("qwen3", checkpointing="selective"),
+        "float8": Layout("qwen3", float8=FLOAT8),
     },
     2: {
         "dp2": Layout("llama", parallelism(dp=2), faults=FAULTS),
@@ -44,6 +46,10 @@ LAYOUTS = {
         "cp2 AC": Layout("qwen3", parallelism(cp=2), checkpointing="selective"),
         "tp2 of experts": Layout("moe", parallelism(tp=2)),
         "pp2 of experts AC": Layout("moe", parallelism(pp=2), checkpointing="full"),
+        "dp2 float8": Layout("qwen3", parallelism(dp=2), float8=FLOAT8),
+        "tp2 float8": Layout("qwen3", parallelism(tp=2), float8=FLOAT8),
+        "pp2 float8": Layout("qwen3", parallelism(pp=2), float8=FLOAT8),
+        "cp2 float8": Layout("qwen3", parallelism(cp=2), float8=FLOAT8),
     },
     4: {
         "dp2 tp2": Layout("llama", parallelism(dp=2, tp=2)),
@@ -106,7 +112,7 @@ def studies(tmp_path_factory) -> Studies:
     return Studies(tmp_path_factory.mktemp("layouts"))
 
 
-@of_layouts(lambda name, layout: name not in MODELS and not layout.start_from)
+@of_layouts(lambda name, layout: name not in MODELS and not layout.start_from and layout.float8 == "none")
 def test_metrics_and_weights_are_those_of_one_rank(studies, name):
     layout = ALL[name]
     study, reference = studies[name], studies[layout.model]
@@ -118,6 +124,20 @@ def test_metrics_and_weights_are_those_of_one_rank(studies, name):
         difference = (study["trained"][tensor_name] - wanted).norm()
         assert moved > 100 * TOLERANCE * wanted.norm(), tensor_name
         assert difference <= TOLERANCE * wanted.norm(), tensor_name
+
+
+@of_layouts(lambda name, layout: layout.float8 != "none" and name != "float8")
+def test_float8_begins_as_one_rank_and_stays_near_it(studies, name):
+    """A weight that differs in its last bit may become the next value of E4M3, which is up to 1/8 away."""
+    study, reference, plain = studies[name], studies["float8"], studies[ALL[name].model]
+    assert_close(study["metrics"][0][0], reference["metrics"][0][0])
+
+    def distance(trained: dict) -> float:
+        wanted, loaded = reference["trained"], reference["loaded"]
+        off = [(trained[each] - wanted[each]).norm() for each in wanted]
+        return float(torch.stack(off).norm() / torch.stack([(wanted[n] - loaded[n]).norm() for n in wanted]).norm())
+
+    assert distance(study["trained"]) < 0.1 < 0.2 < distance(plain["trained"])
 
 
 @all_layouts

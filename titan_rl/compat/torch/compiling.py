@@ -10,7 +10,10 @@ import torch
 
 from titan_rl.compat.reach import TORCH, Reach
 
-REACHES = (Reach("torch._inductor.config:deterministic", "choose compiled kernels by something else than the clock"),)
+REACHES = (
+    Reach("torch._inductor.config:deterministic", "choose compiled kernels by something else than the clock"),
+    Reach("torch._inductor.config:emulate_precision_casts", "round in compiled FP8 layers as without compilation"),
+)
 _patching = threading.RLock()
 
 
@@ -57,3 +60,11 @@ def set_compiler_determinism(wanted: bool) -> None:
     import torch._inductor.config as inductor
 
     inductor.deterministic = wanted
+
+
+def emulate_precision_casts() -> None:
+    """Have compiled kernels round where the model does (pytorch issue 150859). Errors: DependencyChanged."""
+    TORCH.require(REACHES)
+    import torch._inductor.config as inductor
+
+    inductor.emulate_precision_casts = True

@@ -49,7 +49,7 @@ _check_drafts = rejection_sampler.RejectionSampler.forward
 
 
 def sample_or_check_drafts(
-    sampler: rejection_sampler.RejectionSampler,
+    self: rejection_sampler.RejectionSampler,
     metadata: SpecDecodeMetadata,
     draft_probs: torch.Tensor | None,
     logits: torch.Tensor,
@@ -57,8 +57,8 @@ def sample_or_check_drafts(
 ) -> SamplerOutput:
     """Tokens of a step: one a request where there are no drafts, whose logits are in the order of requests."""
     if metadata.max_spec_len:
-        return _check_drafts(sampler, metadata, draft_probs, logits, sampling_metadata)
-    return sampler.sampler(logits=logits, sampling_metadata=sampling_metadata)
+        return _check_drafts(self, metadata, draft_probs, logits, sampling_metadata)
+    return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
 
 
 def replace_functions(*, on_cpu: bool) -> None:

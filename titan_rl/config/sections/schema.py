@@ -23,6 +23,7 @@ from titan_rl.config.sections.kinds import (
     Whole,
 )
 from titan_rl.config.sections.placement import PlacementConfig
+from titan_rl.config.sections.precision import Fp8Products, fp8_products
 from titan_rl.config.sections.role_sections import (
     CriticConfig,
     ImplicitRewardConfig,
@@ -39,6 +40,7 @@ TITAN_SECTIONS = (
     "optimizer",
     "lr_scheduler",
     "compile",
+    "float8",
     "activation_checkpoint",
     "comm",
     "debug",
@@ -280,7 +282,7 @@ class GeneratorConfig:
     """auto: bfloat16 on a GPU, float32 on a CPU."""
     quantization: Quantization = "none"
     """Linear layers of the transformer's blocks multiply in FP8 (E4M3), by vLLM's names: a scale for each weight, for
-    each output channel, or for each block of 128 x 128; inputs are rounded as they come. The trainer stays as it is."""
+    each output channel, or for each block of 128 x 128; inputs are rounded as they come."""
     max_num_seqs: Count = 128
     """Requests that one engine runs at once."""
     kv_cache_gib: Gib = 0.0
@@ -458,6 +460,12 @@ class Config:
         if not self.lora.rank or not self.has_generators:
             return False
         return self.lora.sync == "adapter" or (self.lora.sync == "auto" and self.hosts.is_on)
+
+    @property
+    def fp8_products(self) -> Fp8Products:
+        """Whether trainer and engines multiply in FP8, and alike."""
+        engines = {f"generator.{key}": value for key, value in vars(self.generator).items()}
+        return fp8_products(engines | {f"float8.{key}": value for key, value in self.titan.get("float8", {}).items()})
 
     @property
     def has_generators(self) -> bool:

@@ -43,7 +43,7 @@ from titan_rl.controller.preflight.checks import (
     resolve,
 )
 from titan_rl.controller.preflight.ineffective_settings import check_read
-from titan_rl.trainer.model.layout import check_compile, check_layout, check_replay
+from titan_rl.trainer.model.layout import check_layout, check_products, check_replay
 
 _ROLES = ("model", "reference", "teacher", "critic", "implicit_reward")
 OWN_TABLES = ("shape", "rates")
@@ -165,7 +165,7 @@ def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
     check_layout(hf, checked.titan.parallelism, checked.family)
     if checked.config.algorithm.routing == "replay":
         check_replay(hf, checked.family)
-    check_compile(hf, checked.titan, checked.family, on_cpu=on_cpu)
+    check_products(hf, checked.titan, checked.family, on_cpu=on_cpu)
     if checked.config.has_generators:
         check_generator_layout(hf, checked.config.generator.tensor_parallel, on_cpu=on_cpu)
 

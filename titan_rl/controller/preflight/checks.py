@@ -66,7 +66,7 @@ from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, sp
 from titan_rl.models.weights.hf_weights import check_weights
 from titan_rl.records.checkpoints.shard_store import check_store
 from titan_rl.records.trackers import check_trackers
-from titan_rl.trainer.model.layout import check_compile, check_layout, check_replay
+from titan_rl.trainer.model.layout import check_layout, check_products, check_replay
 from titan_rl.trainer.model.lora_checks import check_lora
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 from titan_rl.trainer.titan_limits import check_length, check_patterns
@@ -291,7 +291,7 @@ def check_model(config: Config, family: Family | None = None) -> None:
     check_layout(hf, titan.parallelism, family)
     if config.algorithm.routing == "replay":
         check_replay(hf, family)
-    check_compile(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
+    check_products(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
     if config.lora.rank:
         check_lora(hf, config, titan, family)
     elif [group.pattern for group in titan.optimizer.param_groups] != [".*"]:

@@ -186,33 +186,43 @@ def _check_top_k(hf: PreTrainedConfig, setting: str, top_k: int) -> None:
 
 def kernel_notices(config: Config, *, on_cpu: bool) -> list[str]:
     """Lines about other arithmetic, or a slower one, than a run on this device would have without a setting."""
-    return _quantization_notices(config, on_cpu=on_cpu) + _penalty_notices(config, on_cpu=on_cpu)
+    return _fp8_notices(config, on_cpu=on_cpu) + _weighing_notices(config) + _penalty_notices(config, on_cpu=on_cpu)
 
 
-def _quantization_notices(config: Config, *, on_cpu: bool) -> list[str]:
-    """``config``: with the algorithm's defaults for it."""
-    generator, options = config.generator, config.algorithm.options
-    if not generator.is_quantized or not config.has_generators:
+def _fp8_notices(config: Config, *, on_cpu: bool) -> list[str]:
+    emulated, lines = "emulated on a CPU, which takes longer than none", []
+    if config.has_generators and config.generator.is_quantized:
+        by = emulated if on_cpu else "by vLLM's kernels"
+        lines.append(
+            f"generator.quantization = {config.generator.quantization!r}: rollouts and evaluation have E4M3 weights "
+            f"and inputs in linear layers, {by}"
+        )
+    if (recipe := config.titan.get("float8", {}).get("recipe_name", "none")) != "none":
+        by = emulated if on_cpu else "by torchao's kernels"
+        lines.append(
+            f"float8.recipe_name = {recipe!r}: models are trained with E4M3 weights and inputs in linear layers, {by}"
+        )
+    return [f"{line}; weights that are updated, sent and saved are not quantized" for line in lines]
+
+
+def _weighing_notices(config: Config) -> list[str]:
+    """Whether tokens are weighed where trainer and engines multiply otherwise.
+
+    ``config``: with the algorithm's defaults for it."""
+    options, importance = config.algorithm.options, config.algorithm.options.get("importance", "none")
+    if config.fp8_products == "none" or config.data.file:
         return []
-    by = "emulated on a CPU, which takes longer than none" if on_cpu else "by vLLM's kernels"
-    lines = [
-        f"generator.quantization = {generator.quantization!r}: rollouts and evaluation have E4M3 weights and inputs in "
-        f"linear layers, {by}; what is trained and saved is not quantized"
-    ]
-    if config.data.file:
-        return lines
-    importance = options.get("importance", "none")
+    if config.fp8_products == "alike":
+        return ["trainer and engines multiply the same values in FP8: tokens are weighed only if [algorithm] says so"]
     if importance == "none":
         return [
-            *lines,
             "algorithm.importance = 'none': tokens are not weighed by how much likelier the trainer finds them than "
-            "the FP8 engine that sampled them; leave it and algorithm.decoupled out for truncated importance sampling",
+            "the engine that sampled them; leave it and algorithm.decoupled out for truncated importance sampling"
         ]
     bound, high = options.get("importance_bound", "truncate"), options.get("importance_high", 2.0)
     return [
-        *lines,
         f"algorithm.importance = {importance!r}, {bound} at {high:g} (decoupled = true): tokens are weighed by how "
-        f"much likelier the trainer finds them than the FP8 engine, by default where rollouts are quantized",
+        f"much likelier the trainer finds them than the engine, by default where FP8 is on one side alone"
     ]
 
 

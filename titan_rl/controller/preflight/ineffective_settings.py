@@ -139,6 +139,7 @@ _FROM_FILE = _unless(
     lambda run: run.config.data.file != MADE, "data.file = 'task' makes the rows, of [task]; leave it out"
 )
 _HAS_SFT = _unless(lambda run: run.config.sft.steps, "sft.steps = 0 leaves SFT out; set it, or leave it out")
+_HAS_FLOAT8 = _unless(lambda run: run.titan.float8.is_on, "float8.recipe_name is 'none'; set it, or leave it out")
 _COMPILES = _unless(lambda run: run.titan.compile.enable, "compile.enable is false; set it, or leave it out")
 _HAS_DRAFTS = _unless(
     lambda run: run.config.generator.speculative.method != "none",
@@ -269,6 +270,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     },
     "compile.components": (_COMPILES,),
     "compile.backend": (_COMPILES,),
+    "float8.filter_fqns": (_HAS_FLOAT8,),
     "parallelism.pipeline_parallel_schedule": (_HAS_STAGES,),
     "parallelism.pipeline_parallel_layers_per_stage": (_HAS_STAGES,),
     "parallelism.pipeline_parallel_first_stage_less_layers": (_HAS_STAGES,),

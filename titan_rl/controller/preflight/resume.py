@@ -69,6 +69,7 @@ _RULES = {
     "lr_scheduler": _WHILE_REDOING,
     "parallelism": _NUMERIC,
     "compile": _NUMERIC,
+    "float8": _NUMERIC,
     "activation_checkpoint": _NUMERIC,
 }
 """What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a

@@ -13,7 +13,7 @@ from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
 from titan_rl.models.value_head import check_has_classifier, check_value_weights, value_spec
-from titan_rl.trainer.model.layout import check_compile, check_layout
+from titan_rl.trainer.model.layout import check_layout, check_products
 from titan_rl.trainer.roles.names import FROZEN, LEARNED, num_words
 from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan, role_titan
 from titan_rl.trainer.titan_limits import check_length, check_patterns
@@ -204,7 +204,7 @@ def _check_model(config: Config, role: str, family: Family | None, words: int, s
             f"must read the policy's tokens"
         )
     _check_words(words, policy)
-    check_compile(model, build_titan(config), family)
+    check_products(model, build_titan(config), family)
     if getattr(config, role).placement == "with_trainer":
         check_layout(model, build_titan(config).parallelism, family)
         return

@@ -26,8 +26,8 @@ class CheckContext:
 
     @property
     def limits(self) -> Limits:
-        generator = self.checked.config.generator
-        return limits(generator.dtype, self.checked.titan.training.mixed_precision_param, generator.quantization)
+        config, titan = self.checked.config, self.checked.titan
+        return limits(config.generator.dtype, titan.training.mixed_precision_param, config.fp8_products)
 
     @property
     def actors(self) -> ActorsUnderTest:

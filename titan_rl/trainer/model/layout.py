@@ -1,4 +1,4 @@
-"""Checks of ``[parallelism]`` and ``[compile]`` against a model, before any process starts."""
+"""Checks of ``[parallelism]``, ``[compile]`` and ``[float8]`` against a model, before any process starts."""
 
 from math import ceil
 
@@ -10,10 +10,11 @@ from torchtitan.config import TORCH_DTYPE_MAP, ParallelismConfig
 from transformers import PreTrainedConfig
 
 from titan_rl.compat.torchtitan.pipeline import modules_of_stages
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.storage.routed_experts import ExpertShape
 from titan_rl.models.compiling import why_not_compiled
 from titan_rl.models.families.registry import Family
+from titan_rl.models.float8 import Float8Config, float8_names, is_installed, linear_names
 from titan_rl.models.layers.attention import PackedAttention
 from titan_rl.models.layers.moe import ReplayingBlock
 from titan_rl.models.spec import model_config
@@ -55,17 +56,19 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: F
     _check_experts(hf, parallelism, experts)
 
 
-def check_compile(
+def check_products(
     hf: PreTrainedConfig,
     titan: TitanConfig,
     family: Family | None = None,
     *,
     on_cpu: bool | None = None,
 ) -> None:
-    """Check that ``[compile]`` can compile a model on this machine's devices.
+    """Check that ``[compile]`` and ``[float8]`` can compute a model on this machine's devices.
 
     ``on_cpu``: whether the run is on a CPU; None: as this process. Errors: ConfigError; GPUs of other hosts are checked
     there."""
+    if titan.float8.is_on:
+        _check_float8(hf, titan.float8, family)
     here_on_cpu = device.DEVICE_TYPE == "cpu"
     if titan.compile.enable and (here_on_cpu if on_cpu is None else on_cpu):
         raise ConfigError("compile.enable needs an accelerator: packed rows change length at every step on a CPU")
@@ -74,6 +77,35 @@ def check_compile(
     dtype = TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
     if why := why_not_compiled(model_config(hf, family), torch.device(device.DEVICE_TYPE), dtype):
         raise ConfigError(f"compile.enable = true {why}")
+
+
+_CAPABILITY = (8, 9)
+"""Of NVIDIA's GPUs, from which on they have FP8 products."""
+_NOT_IN_FLOAT8 = {
+    "a mixture of experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "latent attention": ("kv_lora_rank",),
+    "linear attention": ("linear_num_value_heads",),
+}
+"""Kinds of layers that engines have not in FP8 either, by the keys of config.json that tell of them."""
+
+
+def _check_float8(hf: PreTrainedConfig, settings: Float8Config, family: Family | None) -> None:
+    setting = f"float8.recipe_name = {settings.recipe_name!r}"
+    if not is_installed():
+        raise ConfigError(f"{setting} needs torchao: pip install 'titan-rl[float8]'")
+    if device.DEVICE_TYPE == "cuda" and (found := torch.cuda.get_device_capability()) < _CAPABILITY:
+        raise ConfigError(f"{setting} needs a GPU of compute capability 8.9 or later, this one has {found}")
+    if kind := next((k for k, keys in _NOT_IN_FLOAT8.items() if any(getattr(hf, key, None) for key in keys)), None):
+        raise ConfigError(f"{setting}: {kind} is not trained in FP8 here: leave it out")
+    config = model_config(hf, family)
+    names = linear_names(config)
+    for part in settings.filter_fqns:
+        if not any(part in name for name in names):
+            raise ConfigError(f"float8.filter_fqns: no linear layer has {part!r} in its name: {nearest(part, names)}")
+    if not float8_names(config, settings):
+        raise ConfigError(
+            f"{setting}: no linear layer is left for it, whose inputs and outputs must be multiples of 16; leave it out"
+        )
 
 
 def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig, experts: int) -> None:

@@ -21,6 +21,11 @@ from titan_rl.trainer.titan_limits import check_patterns
 
 def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family: Family | None) -> None:
     """Check ``[lora]`` against a model. Errors: ConfigError with the reason and what to change."""
+    if titan.float8.is_on:
+        raise ConfigError(
+            f"lora.rank = {config.lora.rank} and float8.recipe_name = {titan.float8.recipe_name!r}: adapters are not "
+            f"trained on layers in FP8; leave one of them out"
+        )
     try:
         targets = targets_of(spec_of(hf, "", family), config.lora)
     except ValueError as error:

@@ -12,6 +12,7 @@ from torchtitan.protocols.module import Module
 
 from titan_rl.compat.torch.pipelining import stages_of
 from titan_rl.models.compiling import allow_graphs
+from titan_rl.models.float8 import convert_to_float8
 from titan_rl.models.spec import apply_parallelism
 from titan_rl.models.weights.lora import skip_adapter_init
 from titan_rl.models.weights.shards import decoder_of
@@ -29,6 +30,8 @@ def parallel_model(
     They are built on the meta device, sharded, and then get memory, but no weights yet.
     """
     set_determinism(titan.debug.deterministic, device)
+    emulate, compiles = device.type == "cpu", titan.compile.enable
+    convert_to_float8(decoder_of(spec), titan.float8, emulate=emulate, compiles=compiles)
     apply_parallelism(spec, titan.parallelism, titan.training)
     with torch.device("meta"):
         model = spec.model.build()
