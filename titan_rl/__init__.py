@@ -4,6 +4,8 @@ import importlib
 import os
 from typing import Any
 
+from titan_rl.compat.torchao import leave_out_import_warnings
+
 __version__ = "0.1.0"
 _LAUNCH = "titan_rl.controller.interactive.launch"
 _DOORS = {"launch": _LAUNCH, "connect": _LAUNCH, "ConfigError": "titan_rl.config.load"}
@@ -11,6 +13,7 @@ _DOORS = {"launch": _LAUNCH, "connect": _LAUNCH, "ConfigError": "titan_rl.config
 
 # Monarch reads this once, when it is imported, and has no setting for it: how soon its supervision notices a fault.
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
+leave_out_import_warnings()
 
 
 def __getattr__(name: str) -> Any:

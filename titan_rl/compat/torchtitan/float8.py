@@ -3,14 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from torchao.float8 import Float8LinearConfig
+from torchtitan.components.quantization.float8 import Float8Linear
 from torchtitan.models.common import Linear
 
 from titan_rl.compat.reach import TORCHTITAN, Reach
-from titan_rl.compat.torchao import import_warnings_left_out
-
-with import_warnings_left_out():
-    from torchao.float8 import Float8LinearConfig
-    from torchtitan.components.quantization.float8 import Float8Linear
 
 REACHES = (
     Reach(

@@ -5,8 +5,6 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from titan_rl.compat.torchao import import_warnings_left_out
-
 SHARED = ("torch", "transformers.models.auto.tokenization_auto", "transformers.utils.type_validators")
 """What all kinds import."""
 IMPORTS = {
@@ -50,6 +48,6 @@ def import_shared() -> None:
 
 def import_all(kind: str) -> None:
     """Of a kind of actor."""
-    with collector_paused(), import_warnings_left_out():
+    with collector_paused():
         for module in SHARED + IMPORTS[kind]:
             importlib.import_module(module)
