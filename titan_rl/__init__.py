@@ -1,10 +1,9 @@
 """Reinforcement-learning post-training of language models on a mesh of actors."""
 
 import importlib
+import logging
 import os
 from typing import Any
-
-from titan_rl.compat.torchao import leave_out_import_warnings
 
 __version__ = "0.1.0"
 _LAUNCH = "titan_rl.controller.interactive.launch"
@@ -13,7 +12,12 @@ _DOORS = {"launch": _LAUNCH, "connect": _LAUNCH, "ConfigError": "titan_rl.config
 
 # Monarch reads this once, when it is imported, and has no setting for it: how soon its supervision notices a fault.
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
-leave_out_import_warnings()
+
+# transformers imports torchao wherever it is installed, which warns of each of its kernels that this build of torch
+# cannot load, and torch of two of its types: eight lines for each command on a CPU.
+_LEFT_OUT = {"torchao": ("Failed to load ",), "torch.utils._pytree": ("KernelPreference", "ScaleCalculationMode")}
+for _name, _parts in _LEFT_OUT.items():
+    logging.getLogger(_name).addFilter(lambda record, parts=_parts: not any(p in record.getMessage() for p in parts))
 
 
 def __getattr__(name: str) -> Any:

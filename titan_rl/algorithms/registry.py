@@ -95,11 +95,11 @@ def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: 
 def with_correction(config: Config) -> Config:
     """Configuration in which rollouts are weighed by truncated importance sampling by default.
 
-    So it is where FP8 is on one side alone: the policy that samples is then not the trainer's. An algorithm of
-    somebody's own that has no such keys stays as it is. Errors: ConfigError."""
+    So it is with FP8: the policy that samples is not quite the trainer's. An algorithm of somebody's own that has no
+    such keys stays as it is. Errors: ConfigError."""
     algorithm, options = config.algorithm, config.algorithm.options
     is_off = options.get("decoupled") is False or options.get("importance") == "none"
-    if config.fp8_products != "different" or config.data.file or is_off:
+    if not config.uses_fp8 or config.data.file or is_off:
         return config
     cls = _find(f"algorithm.name = {algorithm.name!r}", algorithm.name, config.run.plugin_path)
     settings = getattr(cls, "Settings", None)

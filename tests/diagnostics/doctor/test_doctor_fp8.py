@@ -36,5 +36,5 @@ def test_a_wrong_scale_is_named(tmp_path):
     assert "sync: an engine's FP8 layer multiplies by other weights than it received" in sync
     assert "model.layers.0.mlp.down_proj and 0 more" in sync
     agreement = next(finding.line() for finding in findings if finding.check.name == "agreement")  # before the update
-    exact, fp8 = limits("float32", "float32"), limits("float32", "float32", "different")
+    exact, fp8 = limits("float32", "float32"), limits("float32", "float32", fp8=True)
     assert exact.mean < float(agreement.rsplit(" ", 1)[1]) < fp8.mean

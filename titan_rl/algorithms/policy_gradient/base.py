@@ -84,7 +84,7 @@ class PolicyGradientSettings:
         """Check for bounds on ratios that are always 1. Errors: ValueError."""
         if self.decoupled and updates_per_batch == 1:
             why = "with decoupled = true and updates_per_batch = 1 every ratio is 1"
-            self.refuse(self.bounds, f"{why} (FP8 on one side alone has that for its default): raise updates_per_batch")
+            self.refuse(self.bounds, f"{why} (FP8 has that for its default): raise updates_per_batch")
 
     def refuse(self, keys: tuple[str, ...], mend: str) -> None:
         """Check that keys without an effect have their defaults. Errors: ValueError."""

@@ -23,7 +23,7 @@ from titan_rl.config.sections.kinds import (
     Whole,
 )
 from titan_rl.config.sections.placement import PlacementConfig
-from titan_rl.config.sections.precision import Fp8Products, fp8_products
+from titan_rl.config.sections.precision import uses_fp8
 from titan_rl.config.sections.role_sections import (
     CriticConfig,
     ImplicitRewardConfig,
@@ -462,10 +462,10 @@ class Config:
         return self.lora.sync == "adapter" or (self.lora.sync == "auto" and self.hosts.is_on)
 
     @property
-    def fp8_products(self) -> Fp8Products:
-        """Whether trainer and engines multiply in FP8, and alike."""
-        engines = {f"generator.{key}": value for key, value in vars(self.generator).items()}
-        return fp8_products(engines | {f"float8.{key}": value for key, value in self.titan.get("float8", {}).items()})
+    def uses_fp8(self) -> bool:
+        """Whether trainer or engines multiply in FP8."""
+        recipe = self.titan.get("float8", {}).get("recipe_name", "none")
+        return uses_fp8({"generator.quantization": self.generator.quantization, "float8.recipe_name": recipe})
 
     @property
     def has_generators(self) -> bool:

@@ -76,7 +76,7 @@ class Reporter:
     ):
         self.config, self.run_dir, self.metrics, self.display = config, run_dir, metrics, display
         self.stragglers, self.record_event = stragglers, record_event
-        self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype, config.fp8_products)
+        self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype, fp8=config.uses_fp8)
         self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
         self._has_warned = self._has_warned_short = self._has_told_retry = False
         self._logged_failures: set[str] = set()

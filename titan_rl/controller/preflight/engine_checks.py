@@ -206,14 +206,10 @@ def _fp8_notices(config: Config, *, on_cpu: bool) -> list[str]:
 
 
 def _weighing_notices(config: Config) -> list[str]:
-    """Whether tokens are weighed where trainer and engines multiply otherwise.
-
-    ``config``: with the algorithm's defaults for it."""
+    """Whether tokens are weighed, with FP8. ``config``: with the algorithm's defaults for it."""
     options, importance = config.algorithm.options, config.algorithm.options.get("importance", "none")
-    if config.fp8_products == "none" or config.data.file:
+    if not config.uses_fp8 or config.data.file:
         return []
-    if config.fp8_products == "alike":
-        return ["trainer and engines multiply the same values in FP8: tokens are weighed only if [algorithm] says so"]
     if importance == "none":
         return [
             "algorithm.importance = 'none': tokens are not weighed by how much likelier the trainer finds them than "
@@ -222,7 +218,7 @@ def _weighing_notices(config: Config) -> list[str]:
     bound, high = options.get("importance_bound", "truncate"), options.get("importance_high", 2.0)
     return [
         f"algorithm.importance = {importance!r}, {bound} at {high:g} (decoupled = true): tokens are weighed by how "
-        f"much likelier the trainer finds them than the engine, by default where FP8 is on one side alone"
+        f"much likelier the trainer finds them than the engine, by default with FP8"
     ]
 
 

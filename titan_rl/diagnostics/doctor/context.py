@@ -27,7 +27,7 @@ class CheckContext:
     @property
     def limits(self) -> Limits:
         config, titan = self.checked.config, self.checked.titan
-        return limits(config.generator.dtype, titan.training.mixed_precision_param, config.fp8_products)
+        return limits(config.generator.dtype, titan.training.mixed_precision_param, fp8=config.uses_fp8)
 
     @property
     def actors(self) -> ActorsUnderTest:

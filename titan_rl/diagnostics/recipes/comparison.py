@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from titan_rl.config.sections.precision import fp8_products
+from titan_rl.config.sections.precision import uses_fp8
 from titan_rl.records.metrics import agreement_limit
 
 _TOLERANCE = 0.05
@@ -98,7 +98,7 @@ def limit_of(settings: Mapping[str, Any]) -> float | None:
     """Limit of agreement; None for a run off-policy, where none holds. ``settings``: flat, by dotted keys."""
     is_on_policy = settings.get("rollout.max_staleness") == 0 and settings.get("algorithm.updates_per_batch") == 1
     dtypes = str(settings.get("generator.dtype")), str(settings.get("training.mixed_precision_param"))
-    return agreement_limit(*dtypes, fp8_products(settings)) if is_on_policy else None
+    return agreement_limit(*dtypes, fp8=uses_fp8(settings)) if is_on_policy else None
 
 
 def differences(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> list[Difference]:

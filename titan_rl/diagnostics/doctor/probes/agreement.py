@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from titan_rl.config.sections.precision import Fp8Products
 from titan_rl.diagnostics.doctor.check_errors import CheckFailed
 from titan_rl.records.metrics import agreement_limit
 
@@ -37,10 +36,10 @@ class Limits:
         return self.token < _CUT
 
 
-def limits(generator_dtype: str, trainer_dtype: str, fp8: Fp8Products = "none") -> Limits:
+def limits(generator_dtype: str, trainer_dtype: str, *, fp8: bool = False) -> Limits:
     """In fp32 what was seen is 1.000001 on average and 1e-3 at a token; in bf16 a token may be off by 1."""
-    is_exact = generator_dtype == trainer_dtype == "float32" and fp8 == "none"
-    mean = agreement_limit(generator_dtype, trainer_dtype, fp8)
+    is_exact = generator_dtype == trainer_dtype == "float32" and not fp8
+    mean = agreement_limit(generator_dtype, trainer_dtype, fp8=fp8)
     return Limits(mean, 1e-3, 0.05) if is_exact else Limits(mean, 0.02, _CUT)
 
 
