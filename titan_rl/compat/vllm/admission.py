@@ -96,7 +96,7 @@ class CacheRecorder:
         use, self._use = self._use, CacheUse()
         return use
 
-    def _schedule(self, *arguments: bool) -> SchedulerOutput:
+    def _schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         scheduler = self._scheduler
         if self._admit is not None and scheduler.waiting:
             running = [self._load(request) for request in scheduler.running]
@@ -104,7 +104,7 @@ class CacheRecorder:
             waiting = [self._load(request) for request in islice(scheduler.waiting, max(room, 0))]
             scheduler.max_num_active_reqs = len(running) + self._admit(running, waiting)
         num_reset = len(scheduler.reset_preempted_req_ids)
-        step = self._own_schedule(*arguments)
+        step = self._own_schedule(throttle_prefills)
         use = self._use
         use.num_preemptions += len(step.preempted_req_ids or ()) - num_reset
         use.usage_max = max(use.usage_max, scheduler.kv_cache_manager.usage)

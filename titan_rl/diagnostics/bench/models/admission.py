@@ -47,7 +47,7 @@ def _prompts(path: str) -> list[np.ndarray]:
     if tokenizer.chat_template is None:
         return [np.asarray(tokenizer.encode(question), np.int32) for question in _QUESTIONS]
     asked = [[{"role": "user", "content": question}] for question in _QUESTIONS]
-    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in asked]
+    texts = [str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)) for chat in asked]
     return [np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32) for text in texts]
 
 
