@@ -1,4 +1,4 @@
-"""vLLM's scheduler: what its KV cache holds in each step, how often it preempts, and how many requests it runs at once.
+"""vLLM's scheduler: use of its KV cache, preemptions, and its limit of requests at once.
 
 vLLM admits a waiting request while fewer than ``max_num_active_reqs`` run and the cache holds it. That number may be
 set before each step; ``max_num_seqs`` stays the most.
