@@ -28,6 +28,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
 
 from titan_rl.compat.reach import VLLM, DependencyChanged
 from titan_rl.compat.vllm import (
+    admission,
     engine,
     layers,
     loading,
@@ -40,7 +41,7 @@ from titan_rl.compat.vllm import (
 )
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 
-MODULES = (layers, loading, engine, parallel, quantization, routing, sampling, speculation, thinking)
+MODULES = (admission, layers, loading, engine, parallel, quantization, routing, sampling, speculation, thinking)
 _LAYERS, _LOADER = "vllm.model_executor.layers", "vllm.model_executor.model_loader"
 _INFO = f"{_LOADER}.reload.types:LayerReloadingInfo"
 _CAPTURER = f"{_LAYERS}.fused_moe.routed_experts_capturer"
@@ -123,6 +124,20 @@ FORMS = {
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": "(self, scheduler_output, model_runner_output)",
     "vllm.v1.core.sched.output:SchedulerOutput.num_spec_tokens_to_schedule": "int",
     "vllm.v1.core.sched.output:SchedulerOutput.scheduled_spec_decode_tokens": "annotated",
+    "vllm.v1.core.sched.scheduler:Scheduler.schedule": "(self, throttle_prefills)",
+    "vllm.v1.core.sched.scheduler:Scheduler.max_num_active_reqs": "set",
+    "vllm.v1.core.sched.scheduler:Scheduler.max_num_running_reqs": "set",
+    "vllm.v1.core.sched.scheduler:Scheduler.running": "set",
+    "vllm.v1.core.sched.scheduler:Scheduler.waiting": "set",
+    "vllm.v1.core.sched.scheduler:Scheduler.hash_block_size": "set",
+    "vllm.v1.core.sched.scheduler:Scheduler.reset_preempted_req_ids": "set",
+    "vllm.v1.core.sched.output:SchedulerOutput.preempted_req_ids": "NoneType",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.usage": "property",
+    "vllm.v1.kv_cache_interface:get_kv_cache_spec_sliding_window": "(kv_cache_spec)",
+    "vllm.v1.request:Request.block_hashes": "set",
+    "vllm.v1.request:Request.num_prompt_tokens": "set",
+    "vllm.v1.request:Request.num_tokens": "property",
+    "vllm.v1.request:Request.max_tokens": "set",
 } | {
     f"vllm.distributed.parallel_state:{name}": "NoneType"
     for name in ("_WORLD", "_PP", "_DP", "_EP", "_PCP", "_DCP", "_TP")

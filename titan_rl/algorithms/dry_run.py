@@ -35,6 +35,7 @@ _TAKEN |= {"passed_over", "reward_min", "reward_max", "grade", "grade_min", "gra
 _TAKEN |= {"routing_changed", "routed_experts_mib"}
 _TAKEN |= {"turns", "reply_tokens", "max_turns", "prompt_tokens_cached", "score_retries"}
 _TAKEN |= {"draft_tokens", "draft_acceptance_rate"}
+_TAKEN |= {"preemptions", "kv_cache_usage_max", "running_requests_mean"}
 _TAKEN_BEGINNINGS = ("seconds_", "tokens_per_second_", "held_out_", "checkpoint_", "slowest_", "staleness_", "critic_")
 _TAKEN_BEGINNINGS += ("filtered_", "alarm_", "implicit_reward_", "tool_calls", "weight_bytes_")
 """Of the names in a step's record (records/metrics.py, controller): a loss's metric would overwrite them."""

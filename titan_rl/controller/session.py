@@ -235,7 +235,9 @@ class Session:
         replays = ", routed experts replayed" if config.algorithm.routing == "replay" else ""
         method = config.generator.speculative.method
         drafts = f", drafts by {method}" if method != "none" else ""
-        self.log(f"actors up after {seconds:.1f} s, weights by {meshes.weights.transports}{replays}{drafts}")
+        admission = ", requests admitted by the KV cache" if config.generator.adaptive_max_num_seqs else ""
+        weights = f"weights by {meshes.weights.transports}"
+        self.log(f"actors up after {seconds:.1f} s, {weights}{replays}{drafts}{admission}")
         self._granting = asyncio.create_task(grant_scale_requests(self.run_dir, meshes.generators, self.log))
         return self._rollout_controller(meshes, recovery)
 

@@ -406,6 +406,12 @@ class EngineStatistics:
     num_accepted: int = 0
     """Of these, that became tokens of an answer."""
     num_steps: int = 0
+    num_running: int = 0
+    """Requests that ran, summed over steps."""
+    num_preemptions: int = 0
+    """Requests whose keys and values were dropped for want of room, to be computed again."""
+    kv_cache_usage_max: float = 0.0
+    """Largest share of the KV cache that was held."""
     generator: int = 0
     """The replica's number."""
     seconds_update: float = 0.0

@@ -29,6 +29,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
+from titan_rl.compat.vllm.admission import CacheRecorder, cache_shape
 from titan_rl.compat.vllm.engine import check_counts, num_generated, scheduler_of
 from titan_rl.compat.vllm.routing import RouteRecorder, routed_experts
 from titan_rl.compat.vllm.sampling import give_tokenizer, keep_masks
@@ -41,6 +42,7 @@ from titan_rl.data.storage.routed_experts import compact
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings, thinking_tags
 from titan_rl.data.text.tokenizer import read_tokenizer
 from titan_rl.data.types import Completion, Decoding, EngineStatistics, Request, RequestRefused
+from titan_rl.generator.admission import AdmissionPolicy
 from titan_rl.generator.draft_policy import DraftPolicy
 from titan_rl.generator.engine_arguments import engine_arguments
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
@@ -127,6 +129,8 @@ class GenerationEngine:
         self._records_routing = records_routing
         self._routes: RouteRecorder | None = None
         """Of routed experts, on a CPU."""
+        self._admission: AdmissionPolicy | None = None
+        """If requests at once are limited by the KV cache."""
         self._drafts: DraftRecorder | None = None
         self._draft_policy: DraftPolicy | None = None
         """Of the rank that decides, if drafts are left out where they cost time."""
@@ -207,6 +211,7 @@ class GenerationEngine:
                 scheduler = scheduler_of(self._engine)
                 self._routes = self.on_worker(lambda worker: RouteRecorder(scheduler, worker.model_runner))
             self._lockstep = Lockstep(self._config.tensor_parallel)
+            self._start_admission()
             self._start_speculation()
             checkpoint = [(name, tensor.shape) for name, tensor in stored_tensors(self._model_path).items()]
             started.set_result(self.on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
@@ -236,6 +241,12 @@ class GenerationEngine:
         dist.barrier()
         forget_shared_memory()
         return engine
+
+    def _start_admission(self) -> None:
+        scheduler = scheduler_of(self._engine)
+        if self._config.adaptive_max_num_seqs:
+            self._admission = AdmissionPolicy(cache_shape(scheduler))
+        self._cache = CacheRecorder(scheduler, self._admission.num_admitted if self._admission else None)
 
     def _start_speculation(self) -> None:
         settings = self._config.speculative
@@ -359,6 +370,10 @@ class GenerationEngine:
         self.statistics.seconds_busy += seconds
         self._spans.add("generate", time.time() - seconds, seconds)
         self.statistics.num_steps += 1
+        use = self._cache.take()
+        self.statistics.num_preemptions += use.num_preemptions
+        self.statistics.kv_cache_usage_max = max(self.statistics.kv_cache_usage_max, use.usage_max)
+        self.statistics.num_running += use.num_running
         if self._drafts is not None:
             self._count_drafts(self._drafts, seconds)
 
@@ -384,6 +399,8 @@ class GenerationEngine:
         versions = np.empty(count, np.int32)
         for begin, version in sample.versions:
             versions[begin:] = version
+        if self._admission is not None:
+            self._admission.ended(count)
         self.statistics.add(count, len(output.prompt_token_ids), output.num_cached_tokens or 0)
         pending = sample.pending
         pending.completions[sample.place] = Completion(

@@ -212,6 +212,16 @@ def draft_metrics(statistics: list[EngineStatistics]) -> dict[str, float]:
     return {"draft_tokens": drafted, "draft_acceptance_rate": accepted / max(drafted, 1)}
 
 
+def cache_metrics(statistics: list[EngineStatistics]) -> dict[str, float]:
+    """Use of the engines' KV caches in a step, and the mean number of requests that an engine ran at once."""
+    num_steps = sum(engine.num_steps for engine in statistics)
+    return {
+        "preemptions": sum(engine.num_preemptions for engine in statistics),
+        "kv_cache_usage_max": max((engine.kv_cache_usage_max for engine in statistics), default=0.0),
+        "running_requests_mean": sum(engine.num_running for engine in statistics) / max(num_steps, 1),
+    }
+
+
 class MetricsLog:
     """Writer of ``metrics.jsonl`` and of the trackers beside it."""
 

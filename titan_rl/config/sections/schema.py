@@ -284,7 +284,9 @@ class GeneratorConfig:
     """Linear layers of the transformer's blocks multiply in FP8 (E4M3), by vLLM's names: a scale for each weight, for
     each output channel, or for each block of 128 x 128; inputs are rounded as they come."""
     max_num_seqs: Count = 128
-    """Requests that one engine runs at once."""
+    """Requests that one engine runs at once, at most."""
+    adaptive_max_num_seqs: bool = False
+    """Requests wait while the KV cache is expected to become too full for them, so that fewer are preempted."""
     kv_cache_gib: Gib = 0.0
     """KV cache of each rank of an engine; 0: half a GiB on a CPU, on a GPU what the placement leaves."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9

@@ -21,6 +21,7 @@ from titan_rl.records.metrics import (
     MetricsLog,
     agreement_limit,
     bytes_between_hosts,
+    cache_metrics,
     draft_metrics,
     sampling_metrics,
     speeds,
@@ -121,7 +122,7 @@ class Reporter:
         record = {"step": report.step, **sampling_metrics(sampled, report.step - 1, budget)}
         record |= self._filter_metrics(report.collected) | shaping_metrics(groups, self.config)
         record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
-        record |= bytes_between_hosts(statistics)
+        record |= bytes_between_hosts(statistics) | cache_metrics(statistics)
         if self.config.generator.speculative.method != "none":
             record |= draft_metrics(statistics)
         return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(prompt_tokens, 1)}

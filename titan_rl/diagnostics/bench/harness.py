@@ -20,6 +20,7 @@ BENCHES = {
     "controller": "titan_rl.diagnostics.bench.steps.controller_rate",
     "session": "titan_rl.diagnostics.bench.steps.session",
     "generate": "titan_rl.diagnostics.bench.models.generate",
+    "admission": "titan_rl.diagnostics.bench.models.admission",
     "speculation": "titan_rl.diagnostics.bench.models.speculation",
     "weight-sync": "titan_rl.diagnostics.bench.weights.weight_sync",
     "between-hosts": "titan_rl.diagnostics.bench.weights.between_hosts",
