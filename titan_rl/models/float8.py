@@ -5,7 +5,7 @@
 In the forward a group is a token's features, or the inputs of a weight's output: what engines with
 ``generator.quantization = "fp8_per_channel"`` multiply, too. No scale depends on another token, so no log-probability
 depends on how rows are packed. torchao's recipes round scales down to powers of two, which engines do not; here they
-are not rounded. Weights, their gradients and moments stay in fp32.
+are not rounded. Weights, their gradients and moments keep their dtypes.
 
 Source: FP8 formats, arXiv 2209.05433; recipes, torchao.float8 (``Float8LinearRecipeName``).
 """

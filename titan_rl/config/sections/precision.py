@@ -1,7 +1,22 @@
-"""Whether a run multiplies in FP8."""
+"""Whether a run multiplies in FP8, and which models cannot."""
 
 from collections.abc import Mapping
 from typing import Any
+
+_WITHOUT_FP8 = {
+    "a mixture of experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "latent attention": ("kv_lora_rank",),
+    "linear attention": ("linear_num_value_heads",),
+}
+"""Kinds of layers, by the keys of config.json that tell of them."""
+
+
+def layers_without_fp8(hf: Any) -> tuple[str, str] | None:
+    """Kind of layers that neither trainer nor engines have in FP8, and its key in config.json; None: there is none.
+
+    ``hf``: a model's config."""
+    found = ((kind, key) for kind, keys in _WITHOUT_FP8.items() for key in keys if getattr(hf, key, None))
+    return next(found, None)
 
 
 def uses_fp8(settings: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.device_defaults import step_tokens
 from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.precision import layers_without_fp8
 from titan_rl.config.sections.schema import Config, GeneratorConfig, RolloutConfig
 from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.data.text.tokenizer import Tokenizer
@@ -28,12 +29,6 @@ _BLOCK_TOKENS = 16
 """The smallest number of tokens that vLLM stores together."""
 _CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """What its CPU kernel for latent attention is compiled for."""
-_NOT_QUANTIZED = {
-    "a mixture of experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "latent attention": ("kv_lora_rank",),
-    "linear attention": ("linear_num_value_heads",),
-}
-"""Kinds of layers, by the keys of config.json that tell of them."""
 _BLOCK = 128
 """Rows and columns of weights that share a scale (generator/weights/quantization/e4m3.py)."""
 _CPU_STATES = ((64, 64), (128, 128))
@@ -70,9 +65,9 @@ def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: 
 def _check_quantization(hf: PreTrainedConfig, generator: GeneratorConfig) -> None:
     """Errors: ConfigError for layers that are not multiplied in FP8 here, or blocks that ranks would cut."""
     setting = f"generator.quantization = {generator.quantization!r}"
-    for kind, keys in _NOT_QUANTIZED.items():
-        if key := next((key for key in keys if getattr(hf, key, None)), None):
-            raise ConfigError(f"{setting}: {kind} ({key} in config.json) is not quantized here: leave it out")
+    if found := layers_without_fp8(hf):
+        kind, key = found
+        raise ConfigError(f"{setting}: {kind} ({key} in config.json) is not quantized here: leave it out")
     if generator.quantization != "fp8_per_block" or generator.tensor_parallel == 1:
         return
     ranks = generator.tensor_parallel

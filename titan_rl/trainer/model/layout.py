@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from titan_rl.compat.torchtitan.pipeline import modules_of_stages
 from titan_rl.config.load import ConfigError, nearest
+from titan_rl.config.sections.precision import layers_without_fp8
 from titan_rl.data.storage.routed_experts import ExpertShape
 from titan_rl.models.compiling import why_not_compiled
 from titan_rl.models.families.registry import Family
@@ -81,12 +82,6 @@ def check_products(
 
 _CAPABILITY = (8, 9)
 """Of NVIDIA's GPUs, from which on they have FP8 products."""
-_NOT_IN_FLOAT8 = {
-    "a mixture of experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "latent attention": ("kv_lora_rank",),
-    "linear attention": ("linear_num_value_heads",),
-}
-"""Kinds of layers that engines have not in FP8 either, by the keys of config.json that tell of them."""
 
 
 def _check_float8(hf: PreTrainedConfig, settings: Float8Config, family: Family | None) -> None:
@@ -95,8 +90,8 @@ def _check_float8(hf: PreTrainedConfig, settings: Float8Config, family: Family |
         raise ConfigError(f"{setting} needs torchao: pip install 'titan-rl[float8]'")
     if device.DEVICE_TYPE == "cuda" and (found := torch.cuda.get_device_capability()) < _CAPABILITY:
         raise ConfigError(f"{setting} needs a GPU of compute capability 8.9 or later, this one has {found}")
-    if kind := next((k for k, keys in _NOT_IN_FLOAT8.items() if any(getattr(hf, key, None) for key in keys)), None):
-        raise ConfigError(f"{setting}: {kind} is not trained in FP8 here: leave it out")
+    if found := layers_without_fp8(hf):
+        raise ConfigError(f"{setting}: {found[0]} is not trained in FP8 here: leave it out")
     config = model_config(hf, family)
     names = linear_names(config)
     for part in settings.filter_fqns:
