@@ -1,6 +1,7 @@
 """The trainer actor: one rank of the TorchTitan model, or of a role that learns beside it. The arithmetic is in
 trainer/step/learner.py and trainer/roles/learned_worker.py."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from titan_rl.mesh.resources.imports import import_all
 from titan_rl.mesh.supervision.abort_collectives import check_peers
 from titan_rl.mesh.telemetry.step_record import RankReport
 from titan_rl.mesh.telemetry.stragglers import runnable_seconds
-from titan_rl.trainer.memory.cpu_allocator import CpuAllocator, release
+from titan_rl.trainer.memory.cpu_allocator import CpuAllocator, large_blocks_mapped, release
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
 from titan_rl.trainer.state.snapshot_kinds import make_snapshots
@@ -77,10 +78,11 @@ class Trainer(Actor):
             self._let_go()
         take_device(device)
         self._config, self.rank = config, rank
-        self._learner = join_rank(config, self.model_path, self.kept, rank, world_size, rendezvous)
-        # before anybody has a view of what is trained, which may move
-        keeps = bool(config.recovery.snapshot_every)
-        self.opening = make_snapshots(rank, self.learner, config, before=self.snapshots) if keeps else None
+        with large_blocks_mapped() if device is None else nullcontext():
+            self._learner = join_rank(config, self.model_path, self.kept, rank, world_size, rendezvous)
+            # before anybody has a view of what is trained, which may move
+            keeps = bool(config.recovery.snapshot_every)
+            self.opening = make_snapshots(rank, self.learner, config, before=self.snapshots) if keeps else None
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
 

@@ -11,6 +11,7 @@ Dimensions: S tokens, D hidden size, V words of the vocabulary (under a group, t
 a bit for each word of all ranks.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -157,6 +158,42 @@ def linear_logprob(  # noqa: PLR0913  (a head's settings, most of which most hea
     return _LinearLogprob.apply(hidden_SD, weight_VD, bias_V, target_S, mask_SB, penalties, head, expected_grad)
 
 
+class _Workspace:
+    """Memory of what a call needs while it runs, and of the gradient of the weight that it gives."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def empty(self, name: str, like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialized, on ``like``'s device."""
+        size, memory = math.prod(shape), self._memory.get((name, dtype))
+        if memory is None or len(memory) < size:
+            memory = self._memory[name, dtype] = like.new_empty(size, dtype=dtype)
+        return memory[:size].view(shape)
+
+
+_kept: list[_Workspace] = []
+"""Of the contexts that have been entered."""
+
+
+@contextmanager
+def kept_workspace() -> Iterator[None]:
+    """Calls inside use one memory, one after the other: the weight's gradient is lost with the next call.
+
+    These are the largest blocks of a training step. Allocated for each row anew, among activations of ever other sizes,
+    they fit into nothing that was freed before.
+    """
+    _kept.append(_Workspace())
+    try:
+        yield
+    finally:
+        _kept.pop()
+
+
+def _workspace() -> _Workspace:
+    return _kept[-1] if _kept else _Workspace()
+
+
 class _LinearLogprob(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -262,12 +299,14 @@ def _forward_and_expected_backward(
     expected_grad: ExpectedGrad,
 ) -> tuple[_Statistics, tuple[torch.Tensor, _Gradient]]:
     """All logits of a chunk of tokens are kept, in tiles; its statistics known, they become their own gradient."""
+    workspace = _workspace()
     if _can_be_kept(hidden_SD, weight_VD):
-        gradients = _KeptGradients(hidden_SD, weight_VD, bias_V, needed)
+        gradients = _KeptGradients(hidden_SD, weight_VD, bias_V, needed, workspace)
     else:
-        gradients = _Gradients(hidden_SD, weight_VD, bias_V, needed, words_outside=False)
-    weight_VD = weight_VD.to(gradients.dtype)  # once, and not for every chunk twice
-    logits = hidden_SD.new_empty(head.tile_tokens * len(weight_VD), dtype=gradients.dtype)
+        gradients = _Gradients(hidden_SD, weight_VD, bias_V, needed, workspace, words_outside=False)
+    if weight_VD.dtype != gradients.dtype:  # once, and not for every chunk twice
+        weight_VD = workspace.empty("weight", weight_VD, weight_VD.shape, gradients.dtype).copy_(weight_VD)
+    logits = workspace.empty("logits", hidden_SD, (head.tile_tokens * len(weight_VD),), gradients.dtype)
     logprob_S, entropy_S, log_total_S, expected_S = (
         hidden_SD.new_empty(len(hidden_SD), dtype=gradients.dtype) for _ in range(4)
     )
@@ -290,7 +329,7 @@ def _backward_again(
     tokens: "_Tokens", weight_VD: torch.Tensor, bias_V: torch.Tensor | None, needed: _Needed, head: _Head
 ) -> _Gradient:
     """The gradients, from logits that are computed again."""
-    gradients = _Gradients(tokens.hidden_SD, weight_VD, bias_V, needed, words_outside=True)
+    gradients = _Gradients(tokens.hidden_SD, weight_VD, bias_V, needed, _workspace(), words_outside=True)
     gradient_tile = _triton_gradient_tile if head.triton else _reference_gradient_tile
     dtype = tokens.hidden_SD.dtype if head.triton else gradients.dtype
     memory = _tile_memory(tokens.hidden_SD, weight_VD, head, dtype)
@@ -343,9 +382,10 @@ class _Sum:
     dtype; otherwise all of it is kept in ``dtype`` to the end.
     """
 
-    def __init__(self, parameter: torch.Tensor, dtype: torch.dtype, words_outside: bool):
+    def __init__(self, parameter: torch.Tensor, dtype: torch.dtype, workspace: _Workspace, words_outside: bool):
         self.parameter, self.dtype = parameter, dtype
-        self.out = torch.empty_like(parameter, dtype=parameter.dtype if words_outside else dtype)
+        name = f"sum of {parameter.dim()} dimensions"
+        self.out = workspace.empty(name, parameter, parameter.shape, parameter.dtype if words_outside else dtype)
 
     def block(self, words: slice, first: bool) -> torch.Tensor:
         """To add to; zero at first."""
@@ -373,14 +413,15 @@ class _Gradients:
         weight_VD: torch.Tensor,
         bias_V: torch.Tensor | None,
         needed: _Needed,
+        workspace: _Workspace,
         *,
         words_outside: bool,
     ):
         self.dtype = torch.promote_types(hidden_SD.dtype, torch.float32)
         self.hidden_dtype, self.num_tokens = hidden_SD.dtype, len(hidden_SD)
         self.hidden_SD = hidden_SD.new_zeros(hidden_SD.shape, dtype=self.dtype) if needed[0] else None
-        self.weight = _Sum(weight_VD, self.dtype, words_outside) if needed[1] else None
-        self.bias = _Sum(bias_V, self.dtype, words_outside) if needed[2] and bias_V is not None else None
+        self.weight = _Sum(weight_VD, self.dtype, workspace, words_outside) if needed[1] else None
+        self.bias = _Sum(bias_V, self.dtype, workspace, words_outside) if needed[2] and bias_V is not None else None
 
     def add(
         self, grad_SV: torch.Tensor, hidden_SD: torch.Tensor, block_VD: torch.Tensor, rows: slice, words: slice
@@ -416,10 +457,18 @@ class _KeptGradients(_Gradients):
     """Of bf16 on a CPU that multiplies it. What would be rounded for each product is rounded once and kept, of all
     logits, and multiplied at once: products that give bf16 take half the time, and nothing is added up in memory."""
 
-    def __init__(self, hidden_SD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, needed: _Needed):
-        super().__init__(hidden_SD, weight_VD, bias_V, (False, False, needed[2]), words_outside=False)
-        self.inputs, self.needed = (hidden_SD, weight_VD), needed
-        self.grad_SV = hidden_SD.new_empty(len(hidden_SD), len(weight_VD))
+    def __init__(
+        self,
+        hidden_SD: torch.Tensor,
+        weight_VD: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        needed: _Needed,
+        workspace: _Workspace,
+    ):
+        super().__init__(hidden_SD, weight_VD, bias_V, (False, False, needed[2]), workspace, words_outside=False)
+        self.inputs, self.needed, self.workspace = (hidden_SD, weight_VD), needed, workspace
+        shape = len(hidden_SD), len(weight_VD)
+        self.grad_SV = workspace.empty("gradients of logits", hidden_SD, shape, hidden_SD.dtype)
 
     def add(
         self, grad_SV: torch.Tensor, hidden_SD: torch.Tensor, block_VD: torch.Tensor, rows: slice, words: slice
@@ -430,7 +479,10 @@ class _KeptGradients(_Gradients):
     def finished(self) -> _Gradient:
         hidden_SD, weight_VD = self.inputs
         of_hidden_SD = torch.mm(self.grad_SV, weight_VD) if self.needed[0] else None
-        of_weight_VD = torch.mm(self.grad_SV.T, hidden_SD) if self.needed[1] else None
+        of_weight_VD = None
+        if self.needed[1]:
+            of_weight_VD = self.workspace.empty("gradient of weight", weight_VD, weight_VD.shape, weight_VD.dtype)
+            torch.mm(self.grad_SV.T, hidden_SD, out=of_weight_VD)
         return of_hidden_SD, of_weight_VD, super().finished()[2]
 
 

@@ -5,8 +5,11 @@ quarter of a step. But rows of ever new lengths scatter what is free, so that a 
 than the one before, without an end (measured on an Intel Xeon with AMX).
 """
 
+import ctypes
 import gc
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,6 +18,25 @@ from titan_rl.mesh.resources.released_memory import give_back
 
 _MOST_GROWTH = 2**30
 """Bytes, from one time that all is given back to the next: at 100 MiB a step, that is done in one step of ten."""
+_M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
+_LARGE = 2**20
+"""Bytes."""
+_MOST_MAPPINGS = 2**16
+
+
+@contextmanager
+def large_blocks_mapped() -> Iterator[None]:
+    """Blocks of 1 MiB and more are allocated outside of the heap while a model is built on a CPU, and in it afterwards.
+
+    Weights and moments leave for shared memory then, and would leave holes in which no activation fits.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
+    libc.mallopt(_M_MMAP_MAX, _MOST_MAPPINGS)
+    try:
+        yield
+    finally:
+        libc.mallopt(_M_MMAP_MAX, 0)
 
 
 class CpuAllocator:

@@ -221,6 +221,7 @@ class ShardedModel:
                         row_loss = loss_of(model(self.tokens(columns[index]), **keywords(index)), index)
                     if index not in without_gradient:
                         row_loss.backward()
+                    del row_loss  # its graph's many small blocks would stand between the next row's activations
             else:
                 self.pipeline.forward_backward(
                     [self.tokens(row_columns) for row_columns in columns],

@@ -11,6 +11,7 @@ rounded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from titan_rl.compat.torch.sharding import local_memory
 from titan_rl.compat.torch.tensors import own_buffers, own_parameters
 from titan_rl.compat.torchtitan.adapters import adapter_scaling, set_adapter_scaling
-from titan_rl.kernels.linear_logprob import multiplies_wide
+from titan_rl.kernels.linear_logprob import kept_workspace, multiplies_wide
 from titan_rl.models.layers.cpu_products import LeanLinear
 from titan_rl.models.layers.decoder import Float32Head
 from titan_rl.models.weights.lora import adapted_modules, skip_adapter_init
@@ -68,18 +69,16 @@ class UnshardedModel:
         """Model with the current parameters inside the context.
 
         Gradients of a backward pass are in the trained parameters at its end."""
-        copies = self._lend()
+        self._lend()
         try:
-            yield self.model
-            for trained, copy in copies.items():
-                if copy.grad is not None:  # of the same dtype: no hook has taken it
-                    trained.grad = _as_trained(copy.grad, trained)
+            with kept_workspace():  # a weight's gradient is added up as soon as it is there
+                yield self.model
         finally:
             for module, _ in self._pairs:
                 for name in (table := own_parameters(module)):
                     table[name] = None
 
-    def _lend(self) -> dict[nn.Parameter, nn.Parameter]:
+    def _lend(self) -> None:
         for _, sharded in self._pairs:
             if isinstance(sharded, FSDPModule):
                 sharded.reshard()  # whoever called it itself, as an example's sampler does, left its gathered weights
@@ -93,19 +92,13 @@ class UnshardedModel:
             own_buffers(mine).update(own_buffers(sharded))
         for mine, sharded in self._adapted:
             set_adapter_scaling(mine, adapter_scaling(sharded))  # zero, while adapters are off
-        return copies
+        if torch.is_grad_enabled():
+            _collect_gradients(copies)
 
     def _copy(self, trained: nn.Parameter, is_wide: bool) -> nn.Parameter:
         memory = _local(trained.detach())
         values = _rounded_in_fp32(memory, self.dtype) if is_wide else memory.to(self.dtype)
-        copy = nn.Parameter(values, requires_grad=trained.requires_grad)
-        if not copy.requires_grad:
-            return copy
-        if copy.dtype == memory.dtype:
-            copy.grad = None if trained.grad is None else _local(trained.grad)
-        else:
-            copy.register_post_accumulate_grad_hook(lambda copy: _take_gradient(copy, trained))
-        return copy
+        return nn.Parameter(values, requires_grad=trained.requires_grad)
 
 
 def _rounded_in_fp32(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -124,10 +117,30 @@ def _multiplied_otherwise(mine: nn.Module, sharded: nn.Module) -> list[nn.Parame
     return [parameter for parameter in own_parameters(sharded).values() if parameter is not None]
 
 
-def _take_gradient(copy: nn.Parameter, trained: nn.Parameter) -> None:
+def _collect_gradients(copies: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Have the gradients of copies added up in their trained parameters.
+
+    Their memory is one block, from before the forward: made one by one in the backward, they would come to lie between
+    activations, and what is free between them fits the next row's badly."""
+    learning = [trained for trained, copy in copies.items() if copy.requires_grad]
+    missing = [trained for trained in learning if trained.grad is None]
+    sizes = [_local(trained).numel() for trained in missing]
+    block = torch.empty(sum(sizes), dtype=_local(missing[0]).dtype) if missing else torch.empty(0)
+    memory = {
+        trained: part.view(_local(trained).shape) for trained, part in zip(missing, block.split(sizes), strict=True)
+    }
+    for trained in learning:
+        copies[trained].register_post_accumulate_grad_hook(
+            partial(_add_gradient, trained=trained, memory=memory.get(trained))
+        )
+
+
+def _add_gradient(copy: nn.Parameter, trained: nn.Parameter, memory: torch.Tensor | None) -> None:
+    """``memory``: for the first gradient, where there is none yet."""
     assert copy.grad is not None  # this is called once it was added up
     if trained.grad is None:
-        trained.grad = _as_trained(copy.grad.to(_local(trained).dtype), trained)
+        assert memory is not None
+        trained.grad = _as_trained(memory.copy_(copy.grad), trained)
     else:
         _local(trained.grad).add_(copy.grad)
     copy.grad = None
