@@ -273,6 +273,32 @@ def test_expected_gradients_are_handed_over_once(again):
     assert len(again) == 1
 
 
+@pytest.mark.parametrize("dtype, kept", [(torch.float32, 0), (torch.bfloat16, 2**27)])
+@pytest.mark.parametrize("expects", [False, True])
+def test_a_kept_workspace_serves_one_call_after_the_other(monkeypatch, expects, dtype, kept):
+    """Longest rows first or last: gradients are those of calls with memory of their own, which is made anew each."""
+    monkeypatch.setattr(room, "_CPU_KEPT_SIZE", kept)
+
+    def gradients_of(num_tokens: int) -> tuple[torch.Tensor, ...]:
+        leaves, target_S = problem(num_tokens, 60, 8, dtype, bias=True)
+        surrogate = Surrogate(num_tokens)
+        expected_grad = surrogate.expected if expects else None
+        outputs = linear_logprob(*leaves[:2], target_S, bias_V=leaves[2], expected_grad=expected_grad, **TILES)
+        return torch.autograd.grad(surrogate.loss(outputs[0]), leaves)
+
+    sizes = (20, 7, 33, 20)
+    wanted = [gradients_of(size) for size in sizes]
+    assert len({gradients[1].data_ptr() for gradients in wanted}) == len(sizes)
+    places = set()
+    with room.kept_workspace():
+        for size, alone in zip(sizes, wanted, strict=True):
+            found = gradients_of(size)
+            assert all(map(torch.equal, found, alone))
+            places.add(found[1].data_ptr())
+    assert len(places) == 1
+    assert gradients_of(20)[1].data_ptr() not in places
+
+
 @pytest.mark.parametrize("expects", [False, True])
 def test_memory_is_bounded_by_the_tiles(expects, again):
     """No tensor made on the way is larger than a tile (a chunk's logits), a gradient or a block of the weight."""

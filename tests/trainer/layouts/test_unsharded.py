@@ -87,6 +87,17 @@ def test_nothing_is_kept_between_passes(model_path):
     assert list(learner.policy.unsharded.model.parameters()) == []
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_are_one_block(model_path, dtype):
+    """From before the first forward: activations then find no gradient in their way."""
+    learner = made(model_path, dtype)
+    for seed in range(2):
+        learner.forward_backward(batch_of(seed, row_tokens=48).rows[0])
+    found = [p.grad.to_local().untyped_storage() for p in learner.model_parts[0].parameters()]
+    assert len({storage.data_ptr() for storage in found}) == 1
+    assert found[0].nbytes() == 4 * sum(p.numel() for p in learner.model_parts[0].parameters())
+
+
 def test_adapters(model_path):
     learner = made(model_path, "bfloat16", lora={"rank": 4})
     alone = gradients(learner)

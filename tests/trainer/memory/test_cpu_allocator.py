@@ -59,3 +59,36 @@ def test_what_is_freed_can_be_given_back():
     """In a process of its own: one that has run other tests has room between their remains."""
     done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 150 * MIB
+
+
+MAPPED = """
+import ctypes
+from titan_rl.trainer.memory.cpu_allocator import large_blocks_mapped
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+
+
+def is_mapped(size):
+    address = libc.malloc(ctypes.c_size_t(size))
+    with open("/proc/self/maps") as maps:
+        places = [line.split() for line in maps]
+    [name] = [place[5:] for place in places if _holds(place[0], address)]
+    libc.free(ctypes.c_void_p(address))
+    return name != ["[heap]"]
+
+
+def _holds(place, address):
+    start, stop = (int(number, 16) for number in place.split("-"))
+    return start <= address < stop
+
+
+with large_blocks_mapped():
+    print(is_mapped(2**25), is_mapped(2**15))
+print(is_mapped(2**25), is_mapped(2**15))
+"""
+
+
+def test_large_blocks_are_outside_of_the_heap_while_a_model_is_built():
+    done = subprocess.run([sys.executable, "-c", MAPPED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False", "False", "False"]
