@@ -69,6 +69,17 @@ def test_weights_that_are_widened_once_are_those_that_are_widened_each_time(mode
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_a_table_that_the_head_does_not_share(tmp_path, dtype):
+    """Words come back within a row, in several rows and over two passes."""
+    make_tiny(tmp_path, seed=1, hidden_size=64, num_layers=1, tie_word_embeddings=False)
+    learner = made(tmp_path, dtype)
+    alone = gradients(learner, times=2)
+    assert alone[0].any() and not alone[0].any(1).all()
+    learner.policy.unsharded = None
+    assert all(map(torch.equal, alone, gradients(learner, times=2)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_updates_are_seen(model_path, dtype):
     """The next pass computes with what an update has made of the weights, wherever they lie by now."""
     learner, other = made(model_path, dtype), made(model_path, dtype)

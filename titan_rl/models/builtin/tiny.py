@@ -1,28 +1,18 @@
 """Hugging Face directories, made here, with models small enough to train from random weights on a laptop."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 from transformers.utils.logging import disable_progress_bar
 
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
-_ARCHITECTURES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
-}
+if TYPE_CHECKING:  # its imports take 0.3 s, and whoever wants the config alone need not wait for them
+    from transformers import PreTrainedModel
+
+_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig}
 
 
 def tiny_config(
@@ -40,7 +30,7 @@ def tiny_config(
         experts = dict(
             num_experts=4, num_experts_per_tok=2, moe_intermediate_size=hidden_size // 2, norm_topk_prob=norm_topk_prob
         )
-    return _ARCHITECTURES[architecture][0](
+    return _CONFIGS[architecture](
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=3 * hidden_size,
@@ -58,16 +48,18 @@ def tiny_config(
     )
 
 
-def make_tiny(out: str | Path, *, seed: int, architecture: str = "llama", **settings: Any) -> PreTrainedModel:
+def make_tiny(out: str | Path, *, seed: int, architecture: str = "llama", **settings: Any) -> "PreTrainedModel":
     """Write a randomly initialized model (0.8 M parameters by default) with a character tokenizer to ``out``.
 
     ``settings`` are ``tiny_config``'s.
     """
+    from transformers import AutoModelForCausalLM
+
     config = tiny_config(architecture=architecture, **settings)
     disable_progress_bar()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = _ARCHITECTURES[architecture][1](config)
+        model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(out)
     character_tokenizer().save_pretrained(out)
     return model

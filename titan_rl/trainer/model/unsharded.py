@@ -11,12 +11,11 @@ rounded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torchtitan module)
 
@@ -25,13 +24,13 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.common import Embedding
 from torchtitan.protocols.model_spec import ModelSpec
 
-from titan_rl.compat.torch.sharding import local_memory
 from titan_rl.compat.torch.tensors import own_buffers, own_parameters
 from titan_rl.compat.torchtitan.adapters import adapter_scaling, set_adapter_scaling
 from titan_rl.kernels.linear_logprob import kept_workspace, multiplies_wide
 from titan_rl.models.layers.cpu_products import LeanLinear
 from titan_rl.models.layers.decoder import Float32Head
 from titan_rl.models.weights.lora import adapted_modules, skip_adapter_init
+from titan_rl.trainer.model.gradient_sum import Copies, GradientSum, local
 from titan_rl.trainer.titan_config import TitanConfig
 
 _PART = 2**18
@@ -61,28 +60,44 @@ class UnshardedModel:
         self._adapted = list(zip(adapted_modules([self.model]), adapted_modules([trained]), strict=True))
         self._is_wide = self.dtype == torch.bfloat16 and multiplies_wide()
         self._narrow = {weight for mine, sharded in self._pairs for weight in _multiplied_otherwise(mine, sharded)}
+        self._gradients: GradientSum | None = None
+        """Of the pass at hand, if it makes any."""
         if (words := self.model.tok_embeddings) is not None and type(words) is Embedding:
-            words.register_forward_hook(lambda module, inputs, out: out.to(self.dtype))  # if it shares a wide head
+            words.forward = self._look_up
 
     @contextmanager
     def computing(self) -> Iterator[nn.Module]:
         """Model with the current parameters inside the context.
 
         Gradients of a backward pass are in the trained parameters at its end."""
-        self._lend()
+        copies = self._lend()
+        self._gradients = GradientSum(copies) if torch.is_grad_enabled() else None
         try:
             with kept_workspace():  # a weight's gradient is added up as soon as it is there
                 yield self.model
+            if self._gradients is not None:
+                self._gradients.finish()
         finally:
+            if self._gradients is not None:
+                self._gradients.close()
+                self._gradients = None
             for module, _ in self._pairs:
                 for name in (table := own_parameters(module)):
                     table[name] = None
 
-    def _lend(self) -> None:
+    def _look_up(self, input: torch.Tensor) -> torch.Tensor:
+        """Forward of the embedding, in the dtype that is computed in, since it may share a wide head."""
+        weight_VD = own_parameters(self.model.tok_embeddings)["weight"]
+        assert weight_VD is not None, "it is lent for a pass"
+        if self._gradients is not None and torch.is_grad_enabled() and weight_VD.requires_grad:
+            return self._gradients.look_up(input, weight_VD).to(self.dtype)
+        return F.embedding(input, weight_VD).to(self.dtype)
+
+    def _lend(self) -> Copies:
         for _, sharded in self._pairs:
             if isinstance(sharded, FSDPModule):
                 sharded.reshard()  # whoever called it itself, as an example's sampler does, left its gathered weights
-        copies: dict[nn.Parameter, nn.Parameter] = {}
+        copies: Copies = {}
         for mine, sharded in self._pairs:
             table = own_parameters(mine)
             for name, trained in own_parameters(sharded).items():
@@ -92,11 +107,10 @@ class UnshardedModel:
             own_buffers(mine).update(own_buffers(sharded))
         for mine, sharded in self._adapted:
             set_adapter_scaling(mine, adapter_scaling(sharded))  # zero, while adapters are off
-        if torch.is_grad_enabled():
-            _collect_gradients(copies)
+        return copies
 
     def _copy(self, trained: nn.Parameter, is_wide: bool) -> nn.Parameter:
-        memory = _local(trained.detach())
+        memory = local(trained.detach())
         values = _rounded_in_fp32(memory, self.dtype) if is_wide else memory.to(self.dtype)
         return nn.Parameter(values, requires_grad=trained.requires_grad)
 
@@ -115,49 +129,3 @@ def _multiplied_otherwise(mine: nn.Module, sharded: nn.Module) -> list[nn.Parame
         bias = own_parameters(sharded).get("bias")
         return [] if bias is None else [bias]
     return [parameter for parameter in own_parameters(sharded).values() if parameter is not None]
-
-
-def _collect_gradients(copies: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Have the gradients of copies added up in their trained parameters.
-
-    Their memory is one block, from before the forward: made one by one in the backward, they would come to lie between
-    activations, and what is free between them fits the next row's badly."""
-    learning = [trained for trained, copy in copies.items() if copy.requires_grad]
-    missing = [trained for trained in learning if trained.grad is None]
-    sizes = [_local(trained).numel() for trained in missing]
-    block = torch.empty(sum(sizes), dtype=_local(missing[0]).dtype) if missing else torch.empty(0)
-    memory = {
-        trained: part.view(_local(trained).shape) for trained, part in zip(missing, block.split(sizes), strict=True)
-    }
-    for trained in learning:
-        copies[trained].register_post_accumulate_grad_hook(
-            partial(_add_gradient, trained=trained, memory=memory.get(trained))
-        )
-
-
-def _add_gradient(copy: nn.Parameter, trained: nn.Parameter, memory: torch.Tensor | None) -> None:
-    """``memory``: for the first gradient, where there is none yet."""
-    assert copy.grad is not None  # this is called once it was added up
-    if trained.grad is None:
-        assert memory is not None
-        trained.grad = _as_trained(memory.copy_(copy.grad), trained)
-    else:
-        _local(trained.grad).add_(copy.grad)
-    copy.grad = None
-
-
-def _as_trained(gradient: torch.Tensor, trained: nn.Parameter) -> torch.Tensor:
-    if not isinstance(trained, DTensor):
-        return gradient
-    return DTensor.from_local(
-        gradient,
-        trained.device_mesh,
-        trained.placements,
-        run_check=False,
-        shape=trained.shape,
-        stride=trained.stride(),
-    )
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return local_memory(tensor) if isinstance(tensor, DTensor) else tensor
