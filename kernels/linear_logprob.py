@@ -158,40 +158,40 @@ def linear_logprob(  # noqa: PLR0913  (a head's settings, most of which most hea
     return _LinearLogprob.apply(hidden_SD, weight_VD, bias_V, target_S, mask_SB, penalties, head, expected_grad)
 
 
-class _Workspace:
-    """Memory of what a call needs while it runs, and of the gradient of the weight that it gives."""
+class Workspace:
+    """Memory of what a call needs while it runs, and of the gradient of the weight that it gives.
+
+    Calls inside of it (``with``) use one memory, one after the other: the weight's gradient is lost with the next call.
+    These are the largest blocks of a training step. Allocated for each row anew, among activations of ever other sizes,
+    they would fit into nothing that was freed before. It is given back at the end, and taken at the next beginning.
+    """
 
     def __init__(self) -> None:
-        self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._memory: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+        self._sizes: dict[tuple[str, torch.dtype, torch.device], int] = {}
+
+    def __enter__(self) -> None:
+        for key, size in self._sizes.items():
+            self._memory[key] = torch.empty(size, dtype=key[1], device=key[2])
+        _entered.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        _entered.pop()
+        self._memory.clear()
 
     def empty(self, name: str, like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialized, on ``like``'s device."""
-        size, memory = math.prod(shape), self._memory.get((name, dtype))
-        if memory is None or len(memory) < size:
-            memory = self._memory[name, dtype] = like.new_empty(size, dtype=dtype)
-        return memory[:size].view(shape)
+        key, size = (name, dtype, like.device), math.prod(shape)
+        if key not in self._memory or len(self._memory[key]) < size:
+            self._memory[key], self._sizes[key] = like.new_empty(size, dtype=dtype), size
+        return self._memory[key][:size].view(shape)
 
 
-_kept: list[_Workspace] = []
-"""Of the contexts that have been entered."""
+_entered: list[Workspace] = []
 
 
-@contextmanager
-def kept_workspace() -> Iterator[None]:
-    """Calls inside use one memory, one after the other: the weight's gradient is lost with the next call.
-
-    These are the largest blocks of a training step. Allocated for each row anew, among activations of ever other sizes,
-    they fit into nothing that was freed before.
-    """
-    _kept.append(_Workspace())
-    try:
-        yield
-    finally:
-        _kept.pop()
-
-
-def _workspace() -> _Workspace:
-    return _kept[-1] if _kept else _Workspace()
+def _workspace() -> Workspace:
+    return _entered[-1] if _entered else Workspace()
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -382,7 +382,7 @@ class _Sum:
     dtype; otherwise all of it is kept in ``dtype`` to the end.
     """
 
-    def __init__(self, parameter: torch.Tensor, dtype: torch.dtype, workspace: _Workspace, words_outside: bool):
+    def __init__(self, parameter: torch.Tensor, dtype: torch.dtype, workspace: Workspace, words_outside: bool):
         self.parameter, self.dtype = parameter, dtype
         name = f"sum of {parameter.dim()} dimensions"
         self.out = workspace.empty(name, parameter, parameter.shape, parameter.dtype if words_outside else dtype)
@@ -413,7 +413,7 @@ class _Gradients:
         weight_VD: torch.Tensor,
         bias_V: torch.Tensor | None,
         needed: _Needed,
-        workspace: _Workspace,
+        workspace: Workspace,
         *,
         words_outside: bool,
     ):
@@ -463,7 +463,7 @@ class _KeptGradients(_Gradients):
         weight_VD: torch.Tensor,
         bias_V: torch.Tensor | None,
         needed: _Needed,
-        workspace: _Workspace,
+        workspace: Workspace,
     ):
         super().__init__(hidden_SD, weight_VD, bias_V, (False, False, needed[2]), workspace, words_outside=False)
         self.inputs, self.needed, self.workspace = (hidden_SD, weight_VD), needed, workspace

@@ -10,7 +10,7 @@ widened once a pass, and not for each product; their gradients, which are made i
 rounded."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.compat.torch.tensors import own_buffers, own_parameters
 from titan_rl.compat.torchtitan.adapters import adapter_scaling, set_adapter_scaling
-from titan_rl.kernels.linear_logprob import kept_workspace, multiplies_wide
+from titan_rl.kernels.linear_logprob import Workspace, multiplies_wide
 from titan_rl.models.layers.cpu_products import LeanLinear
 from titan_rl.models.layers.decoder import Float32Head
 from titan_rl.models.weights.lora import adapted_modules, skip_adapter_init
@@ -60,6 +60,7 @@ class UnshardedModel:
         self._adapted = list(zip(adapted_modules([self.model]), adapted_modules([trained]), strict=True))
         self._is_wide = self.dtype == torch.bfloat16 and multiplies_wide()
         self._narrow = {weight for mine, sharded in self._pairs for weight in _multiplied_otherwise(mine, sharded)}
+        self._workspace = Workspace()
         self._gradients: GradientSum | None = None
         """Of the pass at hand, if it makes any."""
         if (words := self.model.tok_embeddings) is not None and type(words) is Embedding:
@@ -67,23 +68,27 @@ class UnshardedModel:
 
     @contextmanager
     def computing(self) -> Iterator[nn.Module]:
-        """Model with the current parameters inside the context.
-
-        Gradients of a backward pass are in the trained parameters at its end."""
+        """Model with the current parameters inside the context, at whose end their gradients are complete."""
         copies = self._lend()
-        self._gradients = GradientSum(copies) if torch.is_grad_enabled() else None
         try:
-            with kept_workspace():  # a weight's gradient is added up as soon as it is there
+            with self._collecting(copies) if torch.is_grad_enabled() else nullcontext():
                 yield self.model
-            if self._gradients is not None:
-                self._gradients.finish()
         finally:
-            if self._gradients is not None:
-                self._gradients.close()
-                self._gradients = None
             for module, _ in self._pairs:
                 for name in (table := own_parameters(module)):
                     table[name] = None
+
+    @contextmanager
+    def _collecting(self, copies: Copies) -> Iterator[None]:
+        """Gradients of what is computed inside are in the trained parameters at the end."""
+        self._gradients = GradientSum(copies)
+        try:
+            with self._workspace:  # a weight's gradient is added up as soon as it is there
+                yield
+            self._gradients.finish()
+        finally:
+            self._gradients.close()
+            self._gradients = None
 
     def _look_up(self, input: torch.Tensor) -> torch.Tensor:
         """Forward of the embedding, in the dtype that is computed in, since it may share a wide head."""

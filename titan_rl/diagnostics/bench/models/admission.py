@@ -19,8 +19,7 @@ from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.text.tokenizer import read_tokenizer
 from titan_rl.data.types import Request
 from titan_rl.diagnostics.bench.harness import row
-from titan_rl.diagnostics.bench.models.generate import model_directory
-from titan_rl.mesh.resources.cores import available_cores, generator_environment, share_cores
+from titan_rl.diagnostics.bench.models.engines import model_directory, started_engines
 from titan_rl.train import drive
 
 _QUESTIONS = ("Name one colour.", "What is 7 + 5?", "Tell a long story of a sailor.", "Explain how rain comes about.")
@@ -52,24 +51,14 @@ def _prompts(path: str) -> list[np.ndarray]:
 
 
 async def _measure(modes: dict[str, GeneratorConfig], path: str) -> list[dict[str, Any]]:
-    from monarch.actor import default_bootstrap_cmd, this_host
-
-    from titan_rl.actors.generator import Generator
-    from titan_rl.models.device import DEVICE_TYPE
-
-    environment = generator_environment(share_cores(available_cores(), 1, 1, alternating=True), DEVICE_TYPE == "cpu")
-    command, engines = default_bootstrap_cmd().with_env(environment), {}
-    for number, (name, config) in enumerate(modes.items()):
-        procs = this_host().spawn_procs(per_host={"ranks": 1}, name=f"engine{number}", bootstrap_command=command)
-        engines[name] = procs.spawn("generator", Generator, config, path, _MAX_LEN)
-        await engines[name].start.call_one(0, "")
     prompts, speeds, preemptions = _prompts(path), {name: [] for name in modes}, {name: [] for name in modes}
-    for number in range(1 + _ROUNDS):
-        for name, engine in engines.items():
-            speed, preempted = await _round(engine, prompts, number)
-            if number:
-                speeds[name].append(speed)
-                preemptions[name].append(preempted)
+    async with started_engines(modes, path, _MAX_LEN) as engines:
+        for number in range(1 + _ROUNDS):
+            for name, engine in engines.items():
+                speed, preempted = await _round(engine, prompts, number)
+                if number:
+                    speeds[name].append(speed)
+                    preemptions[name].append(preempted)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     best, all_at_once = max((name for name in modes if name != "adaptive"), key=medians.__getitem__), f"{_MOST} at once"
     rows = [row(name, medians[name], "tokens/s", rounds=speeds[name], preemptions=preemptions[name]) for name in modes]

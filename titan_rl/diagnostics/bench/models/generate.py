@@ -9,11 +9,8 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,7 @@ import numpy as np
 from titan_rl.config.load import load_config
 from titan_rl.config.sections.schema import Config
 from titan_rl.diagnostics.bench.harness import row
-from titan_rl.mesh.resources.cores import available_cores, generator_environment, share_cores
+from titan_rl.diagnostics.bench.models.engines import engine_environment, model_directory, started_engines
 from titan_rl.train import drive
 
 _NUM_PROMPTS, _GROUP_SIZE, NEW_TOKENS, _ROUNDS = 16, 8, 64, 7
@@ -45,28 +42,10 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-@contextmanager
-def model_directory(config: Config) -> Iterator[str]:
-    """The model's directory; one of the tiny model is made."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = config.model.path
-        if path == "tiny":
-            from titan_rl.models.builtin.tiny import make_tiny
-
-            path = str(Path(folder) / "tiny")
-            make_tiny(path, seed=config.run.seed)
-        yield path
-
-
 async def _measure(config: Config, path: str) -> dict[str, list[float]]:
     """In alternating rounds, so that drift of the machine affects both; the first round of each is not counted."""
-    from monarch.actor import default_bootstrap_cmd, this_host
-
-    from titan_rl.actors.generator import Generator
     from titan_rl.data.types import Completion, Request
-    from titan_rl.models.device import DEVICE_TYPE
 
-    environment = generator_environment(share_cores(available_cores(), 1, 1, alternating=True), DEVICE_TYPE == "cpu")
     plain = subprocess.Popen(
         [
             sys.executable,
@@ -79,16 +58,12 @@ async def _measure(config: Config, path: str) -> dict[str, list[float]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | environment,
+        env=os.environ | engine_environment(),
     )
     commands, answers = plain.stdin, plain.stdout
     assert commands is not None and answers is not None, "both are pipes"
-    procs = this_host().spawn_procs(
-        per_host={"ranks": 1}, name="generator", bootstrap_command=default_bootstrap_cmd().with_env(environment)
-    )
-    generator = procs.spawn("generator", Generator, config.generator, path, _MAX_LEN)
 
-    async def actor_round(number: int) -> float:
+    async def actor_round(generator: Any, number: int) -> float:
         start = time.perf_counter()
         requests = [
             Request(np.asarray(tokens, np.int32), seeds(number, index), NEW_TOKENS, 1.0)
@@ -106,19 +81,19 @@ async def _measure(config: Config, path: str) -> dict[str, list[float]]:
         commands.flush()
         return float((await asyncio.to_thread(answers.readline)).removeprefix("tokens/s "))
 
+    speeds: dict[str, list[float]] = {"actor": [], "plain": []}
     try:
-        await generator.start.call_one(0, "")
-        await asyncio.to_thread(answers.readline)
-        speeds: dict[str, list[float]] = {"actor": [], "plain": []}
-        for number in range(_ROUNDS + 1):
-            for name, one_round in (("actor", actor_round), ("plain", plain_round)):
-                speed = await one_round(number)
-                speeds[name] += [speed] if number else []
+        async with started_engines({"actor": config.generator}, path, _MAX_LEN) as engines:
+            await asyncio.to_thread(answers.readline)
+            rounds = {"actor": partial(actor_round, engines["actor"]), "plain": plain_round}
+            for number in range(_ROUNDS + 1):
+                for name, one_round in rounds.items():
+                    speed = await one_round(number)
+                    speeds[name] += [speed] if number else []
         return speeds
     finally:
         plain.kill()
         plain.wait()
-        await procs.stop()
 
 
 def seeds(number: int, prompt: int) -> list[int]:

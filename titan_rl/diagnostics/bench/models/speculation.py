@@ -18,8 +18,7 @@ from titan_rl.config.load import load_config
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.types import Request
 from titan_rl.diagnostics.bench.harness import row
-from titan_rl.diagnostics.bench.models.generate import model_directory
-from titan_rl.mesh.resources.cores import available_cores, generator_environment, share_cores
+from titan_rl.diagnostics.bench.models.engines import model_directory, started_engines
 from titan_rl.train import drive
 
 _BATCHES, _NEW_TOKENS = (1, 8, 32), 64
@@ -49,21 +48,11 @@ def _prompts(kind: str, batch: int, number: int) -> list[np.ndarray]:
 
 
 async def _measure(modes: dict[str, GeneratorConfig], path: str) -> list[dict[str, Any]]:
-    from monarch.actor import default_bootstrap_cmd, this_host
-
-    from titan_rl.actors.generator import Generator
-    from titan_rl.models.device import DEVICE_TYPE
-
-    environment = generator_environment(share_cores(available_cores(), 1, 1, alternating=True), DEVICE_TYPE == "cpu")
-    command, engines = default_bootstrap_cmd().with_env(environment), {}
-    for name, config in modes.items():
-        procs = this_host().spawn_procs(per_host={"ranks": 1}, name=name, bootstrap_command=command)
-        engines[name] = procs.spawn("generator", Generator, config, path, 2 * _NEW_TOKENS)
-        await engines[name].start.call_one(0, "")
     rows = []
-    for kind in ("repeated", "random"):
-        for batch in _BATCHES:
-            rows += await _compare(engines, kind, batch)
+    async with started_engines(modes, path, 2 * _NEW_TOKENS) as engines:
+        for kind in ("repeated", "random"):
+            for batch in _BATCHES:
+                rows += await _compare(engines, kind, batch)
     return rows
 
 
