@@ -1,5 +1,8 @@
 """A rank alone computes without FSDP: the same bits, and the same gradients in the same places."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from batches import batch_of
@@ -8,6 +11,7 @@ from titan_rl.config.load import load_config
 from titan_rl.kernels import linear_logprob
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.trainer.model import unsharded
+from titan_rl.trainer.model.gradient_sum import GradientSum
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
@@ -92,9 +96,24 @@ def test_updates_are_seen(model_path, dtype):
     assert all(map(torch.equal, first, second))
 
 
-def test_nothing_is_kept_between_passes(model_path):
+def test_nothing_is_kept_between_passes(model_path, monkeypatch):
+    """Not even until cycles of references are looked for."""
+    made_for_passes = []
+
+    def watched(copies) -> GradientSum:
+        one = GradientSum(copies)
+        made_for_passes.append(weakref.ref(one))
+        return one
+
+    monkeypatch.setattr(unsharded, "GradientSum", watched)
     learner = made(model_path, "bfloat16")
-    gradients(learner)
+    gc.collect()
+    gc.disable()
+    try:
+        gradients(learner)
+        assert [one() for one in made_for_passes] == [None]
+    finally:
+        gc.enable()
     assert list(learner.policy.unsharded.model.parameters()) == []
 
 
