@@ -142,6 +142,14 @@ def test_a_suite_that_drafts_cannot_be_checked_with_is_refused():
         check_suite_decoding(suite, config, tiny_config(), None)
 
 
+def test_suites_of_a_run_on_data_are_checked_as_answers_of_others_are():
+    tables = {"generator": {"speculative": {"method": "ngram"}}, "data": {"file": "rows.jsonl"}}
+    suite = SimpleNamespace(setting="eval.suites.gsm8k", config=SuiteConfig(name="gsm8k"), prompts=[])
+    check_suite_decoding(suite, load_config(None, tables), tiny_config(), None)
+    with pytest.raises(ConfigError, match="eval.thinking_budget = 4: drafts"):
+        check_suite_decoding(suite, load_config(None, tables | {"eval": {"thinking_budget": 4}}), tiny_config(), None)
+
+
 FP8 = dict(quantization="fp8_per_block")
 
 
@@ -196,6 +204,16 @@ def test_rollouts_are_weighed_by_default_with_fp8_and_a_run_says_so():
     assert plain.algorithm.settings.importance == "none" and lines(plain) == []
     with pytest.raises(ConfigError, match="clip_high has no effect.*FP8 has that for its default"):
         settled(algorithm={"clip_high": 0.3})
+
+
+def test_what_learns_a_teachers_words_is_not_weighed():
+    """Its gradient is exact; nothing that was sampled is in it."""
+    checked = settled(algorithm={"name": "distillation", "top_k": 8})
+    assert (
+        checked.algorithm.settings.importance == "none"
+        and "not weighed" in kernel_notices(checked.config, on_cpu=True)[1]
+    )
+    assert settled(algorithm={"name": "distillation"}).algorithm.settings.importance == "token"
 
 
 def test_an_algorithm_without_weights_stays_as_it_is(tmp_path):

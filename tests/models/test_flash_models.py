@@ -240,3 +240,21 @@ def test_a_role_is_refused_by_its_own_model(hopper, tmp_path):
     check_roles(load_config(None, overrides), algorithm, None, task)
     with pytest.raises(ConfigError, match="compile.enable = true needs flash attention.*sinks"):
         check_roles(load_config(None, overrides | {"compile": {"enable": True}}), algorithm, None, task)
+
+
+def test_a_role_is_checked_for_the_runs_devices_and_named(tmp_path):
+    """Whose GPUs are other hosts'; what is the policy's alone, as names of its layers, is not asked of it."""
+    make_tiny(tmp_path, seed=1, architecture="qwen3_moe")
+    distillation = {"algorithm": {"name": "distillation"}, "teacher": {"path": str(tmp_path)}}
+    hosts = {"hosts": {"launcher": "slurm", "count": 2, "gpus": 8}}
+    filters = {"recipe_name": "rowwise", "filter_fqns": ["layers.3."]}
+
+    def check(**tables) -> None:
+        config = load_config(None, distillation | tables)
+        check_roles(config, make_algorithm(config.algorithm, ()), None, make_task(config.task, []))
+
+    check(compile={"enable": True}, **hosts)
+    with pytest.raises(ConfigError, match=f"teacher.path = '{tmp_path}': float8.*: a mixture of experts"):
+        check(float8=filters)
+    make_tiny(tmp_path, seed=1, num_layers=2)
+    check(float8=filters)

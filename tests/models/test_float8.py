@@ -15,6 +15,7 @@ from titan_rl.models import float8
 from titan_rl.models.builtin.tiny import make_tiny, tiny_config
 from titan_rl.models.float8 import Float8Config, convert_to_float8, float8_names, linear_names
 from titan_rl.models.spec import model_config
+from titan_rl.trainer.model import layout
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
@@ -29,12 +30,12 @@ def rounded(values: torch.Tensor, dim: int | None) -> torch.Tensor:
     return codes.reshape(values.shape) if dim is None else codes if dim == -1 else codes.T
 
 
-def layer_of(recipe: str, inputs: int = 48, outputs: int = 32) -> torch.nn.Module:
+def layer_of(recipe: str, inputs: int = 48, outputs: int = 32, emulate: bool = True) -> torch.nn.Module:
     """One layer of a model that was converted."""
     config = model_config(tiny_config())
     linear = Linear.Config(in_features=inputs, out_features=outputs, bias=True)
     config.layers[0].feed_forward.w2 = linear
-    convert_to_float8(config, Float8Config(recipe_name=recipe), emulate=True, compiles=False)
+    convert_to_float8(config, Float8Config(recipe_name=recipe), emulate=emulate, compiles=False)
     layer = config.layers[0].feed_forward.w2.build()
     torch.nn.init.normal_(layer.weight)
     torch.nn.init.normal_(layer.bias)
@@ -62,6 +63,28 @@ def test_values_are_an_engines_and_gradients_those_of_the_recipe(recipe):
     torch.testing.assert_close(layer.weight.grad, of_weight, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(x_TI.grad.flatten(0, 1), of_input, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(layer.bias.grad, grads_TO.sum(0), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_gpu_gets_products_of_sizes_that_it_has(monkeypatch, recipe):
+    """Of a row of any length: torch checks sizes without a GPU, too."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    layer = layer_of(recipe, emulate=False).to("meta", torch.bfloat16)
+    x_TI = torch.empty(1, 37, 48, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    layer(x_TI).sum().backward()
+    assert layer.weight.grad.shape == (32, 48) and x_TI.grad.shape == x_TI.shape
+
+
+def test_a_gpu_without_such_products_is_refused_where_it_is(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    with pytest.raises(ValueError, match=r"float8.recipe_name = .* needs a GPU of compute capability 8.9"):
+        layer_of(GW_HP, emulate=False)
+    monkeypatch.setattr(layout.device, "DEVICE_TYPE", "cuda")
+    settings = load_config(None, {"float8": {"recipe_name": GW_HP}})
+    with pytest.raises(ConfigError, match="needs a GPU of compute capability 8.9 or later, this one has"):
+        layout.check_products(tiny_config(), build_titan(settings))
+    for on_cpu in (True, False):  # of other machines
+        layout.check_products(tiny_config(), build_titan(settings), on_cpu=on_cpu)
 
 
 def test_which_layers_are_converted():

@@ -96,7 +96,8 @@ def with_correction(config: Config) -> Config:
     """Configuration in which rollouts are weighed by truncated importance sampling by default.
 
     So it is with FP8: the policy that samples is not quite the trainer's. An algorithm of somebody's own that has no
-    such keys stays as it is. Errors: ConfigError."""
+    such keys stays as it is, and so does the exact form of one that learns a teacher's ``top_k`` words. Errors:
+    ConfigError."""
     algorithm, options = config.algorithm, config.algorithm.options
     is_off = options.get("decoupled") is False or options.get("importance") == "none"
     if not config.uses_fp8 or config.data.file or is_off:
@@ -104,6 +105,9 @@ def with_correction(config: Config) -> Config:
     cls = _find(f"algorithm.name = {algorithm.name!r}", algorithm.name, config.run.plugin_path)
     settings = getattr(cls, "Settings", None)
     if not isinstance(settings, type) or not issubclass(settings, PolicyGradientSettings):
+        return config
+    top_k = {f.name: f.default for f in fields(settings)}.get("top_k", 0)
+    if options.get("top_k", top_k):
         return config
     return replace(config, algorithm=replace(algorithm, options=_CORRECTION | options))
 

@@ -41,7 +41,7 @@ _READ = {
     *("model.path", "model.family", "model.chat_template", "task.style", "task.keep_special", "task.sandbox"),
     *(f"rollout.{key}" for key in ("stop", "thinking_budget", "max_new_tokens", "max_turns", "max_retries")),
     *(f"generator.{key}" for key in ("replicas", "tensor_parallel", "dtype", "max_num_seqs", "kv_cache_gib")),
-    "generator.adaptive_max_num_seqs",
+    *("generator.adaptive_max_num_seqs", "generator.quantization"),
     *("generator.gpu_memory_utilization", "generator.speculative", "training.seq_len"),
 }
 """Sections and keys that an evaluation on suites reads."""

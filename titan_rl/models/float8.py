@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import torch
 from torchtitan.models.common import Linear
 from torchtitan.models.common.decoder import Decoder
 
@@ -25,6 +26,8 @@ Recipe = Literal["none", "rowwise", "rowwise_with_gw_hp"]
 """TorchTitan's names. ``gw_hp``: gradients of weights in high precision, of inputs by one scale for a whole weight."""
 _MULTIPLE = 16
 """Of a layer's inputs and outputs, which FP8 products need on GPUs."""
+_CAPABILITY = (8, 9)
+"""Of NVIDIA's GPUs, from which on they have FP8 products."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,6 +46,14 @@ def is_installed() -> bool:
     return find_spec("torchao") is not None
 
 
+def why_not_on_gpu() -> str:
+    """Why this process's GPU has no FP8 products, to follow the setting; empty if it has."""
+    found = torch.cuda.get_device_capability()
+    if found >= _CAPABILITY:
+        return ""
+    return f"needs a GPU of compute capability 8.9 or later, this one has {found}"
+
+
 def linear_names(config: Decoder.Config) -> list[str]:
     """TorchTitan's names of a model's linear layers that could be in FP8."""
     return [name for name, *_ in _linears(config)]
@@ -54,9 +65,13 @@ def float8_names(config: Decoder.Config, settings: Float8Config) -> list[str]:
 
 
 def convert_to_float8(config: Decoder.Config, settings: Float8Config, *, emulate: bool, compiles: bool) -> None:
-    """Have the layers of ``float8_names`` built in FP8. ``emulate``: without FP8 products, in fp32."""
+    """Have the layers of ``float8_names`` built in FP8. ``emulate``: without FP8 products, in fp32.
+
+    Errors: ValueError for a GPU that has no such products."""
     if not settings.is_on:
         return
+    if not emulate and (why := why_not_on_gpu()):
+        raise ValueError(f"float8.recipe_name = {settings.recipe_name!r} {why}")
     from titan_rl.compat.torchtitan.float8 import float8_linear  # which imports torchao
 
     if compiles:

@@ -111,6 +111,8 @@ def check_decoding(config: Config, algorithm: Algorithm, hf: PreTrainedConfig) -
 def check_suite_decoding(suite: Suite, config: Config, hf: PreTrainedConfig, tokenizer: Tokenizer) -> None:
     """Errors: ConfigError for settings of a suite that the model cannot follow, or that have no effect."""
     _check_top_k(hf, f"{suite.setting}.top_k", suite.config.top_k)
+    if config.data.file:  # of other runs it is checked with their own answers
+        _check_speculation(config, hf)
     _check_drafts(config, suite.setting, suite.config)
     inherited, own = held_out_budget(config), suite.config.thinking_budget
     budget = inherited if own is None else ThinkingBudget(f"{suite.setting}.thinking_budget", own)

@@ -1,5 +1,7 @@
 """Whether the roles beside the policy are as the algorithm needs them: checked before any process starts."""
 
+from dataclasses import replace
+
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -7,6 +9,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import names_of, teachers_of
 from titan_rl.config.sections.schema import Config
+from titan_rl.controller.preflight.device import is_on_cpu
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.rollout.decoding import PENALTIES, changed
 from titan_rl.models.builtin.tiny import tiny_config
@@ -204,10 +207,14 @@ def _check_model(config: Config, role: str, family: Family | None, words: int, s
             f"must read the policy's tokens"
         )
     _check_words(words, policy)
-    check_products(model, build_titan(config), family)
-    if getattr(config, role).placement == "with_trainer":
-        check_layout(model, build_titan(config).parallelism, family)
-        return
+    titan, on_cpu = build_titan(config), is_on_cpu(config) if config.hosts.is_on else None
+    try:
+        check_products(model, replace(titan, float8=replace(titan.float8, filter_fqns=[])), family, on_cpu=on_cpu)
+        if getattr(config, role).placement == "with_trainer":
+            check_layout(model, titan.parallelism, family)
+            return
+    except ConfigError as error:
+        raise ConfigError(f"{setting} = {place!r}: {error}" if place else str(error)) from None
     own_layout = role_titan(config, role).parallelism
     try:
         check_layout(model, own_layout, family)

@@ -40,6 +40,7 @@ class GradientSum:
 
     def look_up(self, tokens: torch.Tensor, weight_VD: nn.Parameter) -> torch.Tensor:
         """Rows of the copy ``weight_VD``, whose gradient is not made as a table that is zero nearly everywhere."""
+        self.finish()  # of the row before
         self._table = self._trained[weight_VD]
         return _Lookup.apply(tokens, weight_VD, self._lookups)
 
@@ -47,7 +48,7 @@ class GradientSum:
         gradient, copy.grad = copy.grad, None
         if gradient is None:  # of a table that is only looked up in
             return
-        if trained is self._table:  # shared with the head, as whose gradient's dtype the sum is rounded
+        if trained is self._table:  # the head's, too: FSDP would round the sum of both
             self._add_lookups(gradient)
         if trained.grad is None:
             trained.grad = _as_trained(self._memory[trained].copy_(gradient), trained)
@@ -55,7 +56,7 @@ class GradientSum:
             local(trained.grad).add_(gradient)
 
     def finish(self) -> None:
-        """Add up what was looked up in a table that has no other gradient."""
+        """Add up what was looked up in a table that the head does not share."""
         if self._table is None or not self._lookups:
             return
         if self._table.grad is None:

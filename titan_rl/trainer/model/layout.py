@@ -15,7 +15,7 @@ from titan_rl.config.sections.precision import layers_without_fp8
 from titan_rl.data.storage.routed_experts import ExpertShape
 from titan_rl.models.compiling import why_not_compiled
 from titan_rl.models.families.registry import Family
-from titan_rl.models.float8 import Float8Config, float8_names, is_installed, linear_names
+from titan_rl.models.float8 import Float8Config, float8_names, is_installed, linear_names, why_not_on_gpu
 from titan_rl.models.layers.attention import PackedAttention
 from titan_rl.models.layers.moe import ReplayingBlock
 from titan_rl.models.spec import model_config
@@ -64,12 +64,12 @@ def check_products(
     *,
     on_cpu: bool | None = None,
 ) -> None:
-    """Check that ``[compile]`` and ``[float8]`` can compute a model on this machine's devices.
+    """Check that ``[compile]`` and ``[float8]`` can compute a model on a run's devices.
 
-    ``on_cpu``: whether the run is on a CPU; None: as this process. Errors: ConfigError; GPUs of other hosts are checked
-    there."""
+    ``on_cpu``: whether the run is on a CPU of some machine; None: on this process's device. Errors: ConfigError; what
+    GPUs of other hosts can do is checked when the model is built there."""
     if titan.float8.is_on:
-        _check_float8(hf, titan.float8, family)
+        _check_float8(hf, titan.float8, family, is_here=on_cpu is None)
     here_on_cpu = device.DEVICE_TYPE == "cpu"
     if titan.compile.enable and (here_on_cpu if on_cpu is None else on_cpu):
         raise ConfigError("compile.enable needs an accelerator: packed rows change length at every step on a CPU")
@@ -80,16 +80,12 @@ def check_products(
         raise ConfigError(f"compile.enable = true {why}")
 
 
-_CAPABILITY = (8, 9)
-"""Of NVIDIA's GPUs, from which on they have FP8 products."""
-
-
-def _check_float8(hf: PreTrainedConfig, settings: Float8Config, family: Family | None) -> None:
+def _check_float8(hf: PreTrainedConfig, settings: Float8Config, family: Family | None, *, is_here: bool) -> None:
     setting = f"float8.recipe_name = {settings.recipe_name!r}"
     if not is_installed():
         raise ConfigError(f"{setting} needs torchao: pip install 'titan-rl[float8]'")
-    if device.DEVICE_TYPE == "cuda" and (found := torch.cuda.get_device_capability()) < _CAPABILITY:
-        raise ConfigError(f"{setting} needs a GPU of compute capability 8.9 or later, this one has {found}")
+    if is_here and device.DEVICE_TYPE == "cuda" and (why := why_not_on_gpu()):
+        raise ConfigError(f"{setting} {why}")
     if found := layers_without_fp8(hf):
         raise ConfigError(f"{setting}: {found[0]} is not trained in FP8 here: leave it out")
     config = model_config(hf, family)
