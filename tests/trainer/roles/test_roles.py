@@ -87,6 +87,20 @@ def test_a_reference_with_other_tokens_is_refused(tmp_path):
         check(load_config(None, tables))
 
 
+def test_a_teacher_with_as_many_other_tokens_is_refused(tmp_path):
+    """Whose log-probabilities would be of other words, and nothing would say so."""
+    make_tiny(tmp_path, seed=1, hidden_size=64, num_layers=1)
+    tables = {"algorithm": {"name": "distillation"}, "teacher": {"path": str(tmp_path)}}
+    check(load_config(None, tables))
+    file = tmp_path / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    words = tokenizer["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="is 'a', and 2 of its tokens are others there: the teacher must read"):
+        check(load_config(None, tables))
+
+
 def settings(**more):
     return {name.replace(".", "__"): value for name, value in ALGORITHM.items()} | {"training__steps": 4} | more
 

@@ -36,14 +36,24 @@ def check_ids(largest: int, vocab_size: Any) -> None:
         )
 
 
+def vocabulary(path: Path) -> dict[str, int] | None:
+    """Tokens of a directory's tokenizer, without added ones; None if it has no tokenizer.json. Errors: ValueError."""
+    file = path / "tokenizer.json"
+    return _read(file).get_vocab(with_added_tokens=False) if file.is_file() else None
+
+
+def _read(file: Path) -> Tokenizer:
+    try:
+        check_file(file, TOKENIZER_BYTES)
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower one
+        raise ValueError(f"{file.name} cannot be read: {' '.join(str(error).split())}; copy it again") from None
+
+
 def _largest_id(file: Path) -> int:
     """Special tokens that were added are left out: some models have one without a row, which no text becomes (Gemma 3
     one for images). The prompts are looked at later."""
-    try:
-        check_file(file, TOKENIZER_BYTES)
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises no narrower one
-        raise ValueError(f"{file.name} cannot be read: {' '.join(str(error).split())}; copy it again") from None
+    tokenizer = _read(file)
     special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     ids = set(tokenizer.get_vocab(with_added_tokens=True).values()) - special
     if not ids:

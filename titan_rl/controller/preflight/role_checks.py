@@ -1,6 +1,7 @@
 """Whether the roles beside the policy are as the algorithm needs them: checked before any process starts."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
@@ -8,11 +9,13 @@ from transformers import AutoConfig, PreTrainedConfig
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import names_of, teachers_of
+from titan_rl.config.model_directory.tokenizer_checks import vocabulary
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.device import is_on_cpu
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.rollout.decoding import PENALTIES, changed
 from titan_rl.models.builtin.tiny import tiny_config
+from titan_rl.models.builtin.tokenizer import character_vocabulary
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
 from titan_rl.models.value_head import check_has_classifier, check_value_weights, value_spec
@@ -197,6 +200,23 @@ def _check_words(words: int, policy: PreTrainedConfig) -> None:
         )
 
 
+def _check_tokenizer(config: Config, role: str, setting: str, place: str) -> None:
+    """Errors: ConfigError if a role's directory has a tokenizer in which one of the policy's tokens is another."""
+    try:
+        own = vocabulary(Path(place))
+        policy = vocabulary(Path(config.model.path)) if config.model.path != "tiny" else character_vocabulary()
+    except ValueError as error:
+        raise ConfigError(f"{setting} = {place!r}: {error}") from None
+    if own is None or policy is None:
+        return
+    if others := [token for token in policy if own.get(token) != policy[token]]:
+        first = min(others, key=policy.__getitem__)
+        raise ConfigError(
+            f"{setting} = {place!r}: token {policy[first]} of the policy is {first!r:.60}, and {len(others)} of its "
+            f"tokens are others there: the {role} must read the policy's tokens"
+        )
+
+
 def _check_model(config: Config, role: str, family: Family | None, words: int, setting: str, place: str) -> None:
     """``words``: how many of the likeliest the role is to give. ``setting``, ``place``: one of its directories."""
     policy = _policy_config(config, family)
@@ -206,6 +226,8 @@ def _check_model(config: Config, role: str, family: Family | None, words: int, s
             f"{setting} = {place!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
             f"must read the policy's tokens"
         )
+    if place:
+        _check_tokenizer(config, role, setting, place)
     _check_words(words, policy)
     titan, on_cpu = build_titan(config), is_on_cpu(config) if config.hosts.is_on else None
     try:

@@ -9,10 +9,14 @@ CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 _SPECIAL = ["<pad>", "<eos>", "<unk>"]
 
 
+def character_vocabulary() -> dict[str, int]:
+    """Tokens of ``character_tokenizer``."""
+    return {token: index for index, token in enumerate([*_SPECIAL, *CHARACTERS])}
+
+
 def character_tokenizer() -> PreTrainedTokenizerFast:
     """Tokenizer with one token for each printable ASCII character."""
-    words = {token: index for index, token in enumerate([*_SPECIAL, *CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.WordLevel(character_vocabulary(), unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
