@@ -188,10 +188,12 @@ class Workspace:
 
 
 _entered: list[Workspace] = []
+_OF_WEIGHT = "gradient of weight"
 
 
-def _workspace() -> Workspace:
-    return _entered[-1] if _entered else Workspace()
+def _empty(name: str, like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Of the workspace that this call is in, if it is in one."""
+    return _entered[-1].empty(name, like, shape, dtype) if _entered else like.new_empty(shape, dtype=dtype)
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -299,14 +301,13 @@ def _forward_and_expected_backward(
     expected_grad: ExpectedGrad,
 ) -> tuple[_Statistics, tuple[torch.Tensor, _Gradient]]:
     """All logits of a chunk of tokens are kept, in tiles; its statistics known, they become their own gradient."""
-    workspace = _workspace()
     if _can_be_kept(hidden_SD, weight_VD):
-        gradients = _KeptGradients(hidden_SD, weight_VD, bias_V, needed, workspace)
+        gradients = _KeptGradients(hidden_SD, weight_VD, bias_V, needed)
     else:
-        gradients = _Gradients(hidden_SD, weight_VD, bias_V, needed, workspace, words_outside=False)
+        gradients = _Gradients(hidden_SD, weight_VD, bias_V, needed, words_outside=False)
     if weight_VD.dtype != gradients.dtype:  # once, and not for every chunk twice
-        weight_VD = workspace.empty("weight", weight_VD, weight_VD.shape, gradients.dtype).copy_(weight_VD)
-    logits = workspace.empty("logits", hidden_SD, (head.tile_tokens * len(weight_VD),), gradients.dtype)
+        weight_VD = _empty("weight", weight_VD, weight_VD.shape, gradients.dtype).copy_(weight_VD)
+    logits = _empty("logits", hidden_SD, (head.tile_tokens * len(weight_VD),), gradients.dtype)
     logprob_S, entropy_S, log_total_S, expected_S = (
         hidden_SD.new_empty(len(hidden_SD), dtype=gradients.dtype) for _ in range(4)
     )
@@ -329,7 +330,7 @@ def _backward_again(
     tokens: "_Tokens", weight_VD: torch.Tensor, bias_V: torch.Tensor | None, needed: _Needed, head: _Head
 ) -> _Gradient:
     """The gradients, from logits that are computed again."""
-    gradients = _Gradients(tokens.hidden_SD, weight_VD, bias_V, needed, _workspace(), words_outside=True)
+    gradients = _Gradients(tokens.hidden_SD, weight_VD, bias_V, needed, words_outside=True)
     gradient_tile = _triton_gradient_tile if head.triton else _reference_gradient_tile
     dtype = tokens.hidden_SD.dtype if head.triton else gradients.dtype
     memory = _tile_memory(tokens.hidden_SD, weight_VD, head, dtype)
@@ -382,10 +383,9 @@ class _Sum:
     dtype; otherwise all of it is kept in ``dtype`` to the end.
     """
 
-    def __init__(self, parameter: torch.Tensor, dtype: torch.dtype, workspace: Workspace, words_outside: bool):
+    def __init__(self, name: str, parameter: torch.Tensor, dtype: torch.dtype, words_outside: bool):
         self.parameter, self.dtype = parameter, dtype
-        name = f"sum of {parameter.dim()} dimensions"
-        self.out = workspace.empty(name, parameter, parameter.shape, parameter.dtype if words_outside else dtype)
+        self.out = _empty(name, parameter, parameter.shape, parameter.dtype if words_outside else dtype)
 
     def block(self, words: slice, first: bool) -> torch.Tensor:
         """To add to; zero at first."""
@@ -413,15 +413,15 @@ class _Gradients:
         weight_VD: torch.Tensor,
         bias_V: torch.Tensor | None,
         needed: _Needed,
-        workspace: Workspace,
         *,
         words_outside: bool,
     ):
         self.dtype = torch.promote_types(hidden_SD.dtype, torch.float32)
         self.hidden_dtype, self.num_tokens = hidden_SD.dtype, len(hidden_SD)
         self.hidden_SD = hidden_SD.new_zeros(hidden_SD.shape, dtype=self.dtype) if needed[0] else None
-        self.weight = _Sum(weight_VD, self.dtype, workspace, words_outside) if needed[1] else None
-        self.bias = _Sum(bias_V, self.dtype, workspace, words_outside) if needed[2] and bias_V is not None else None
+        self.weight = _Sum(_OF_WEIGHT, weight_VD, self.dtype, words_outside) if needed[1] else None
+        has_bias = needed[2] and bias_V is not None
+        self.bias = _Sum("gradient of bias", bias_V, self.dtype, words_outside) if has_bias else None
 
     def add(
         self, grad_SV: torch.Tensor, hidden_SD: torch.Tensor, block_VD: torch.Tensor, rows: slice, words: slice
@@ -457,18 +457,11 @@ class _KeptGradients(_Gradients):
     """Of bf16 on a CPU that multiplies it. What would be rounded for each product is rounded once and kept, of all
     logits, and multiplied at once: products that give bf16 take half the time, and nothing is added up in memory."""
 
-    def __init__(
-        self,
-        hidden_SD: torch.Tensor,
-        weight_VD: torch.Tensor,
-        bias_V: torch.Tensor | None,
-        needed: _Needed,
-        workspace: Workspace,
-    ):
-        super().__init__(hidden_SD, weight_VD, bias_V, (False, False, needed[2]), workspace, words_outside=False)
-        self.inputs, self.needed, self.workspace = (hidden_SD, weight_VD), needed, workspace
+    def __init__(self, hidden_SD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, needed: _Needed):
+        super().__init__(hidden_SD, weight_VD, bias_V, (False, False, needed[2]), words_outside=False)
+        self.inputs, self.needed = (hidden_SD, weight_VD), needed
         shape = len(hidden_SD), len(weight_VD)
-        self.grad_SV = workspace.empty("gradients of logits", hidden_SD, shape, hidden_SD.dtype)
+        self.grad_SV = _empty("gradient of logits", hidden_SD, shape, hidden_SD.dtype)
 
     def add(
         self, grad_SV: torch.Tensor, hidden_SD: torch.Tensor, block_VD: torch.Tensor, rows: slice, words: slice
@@ -481,7 +474,7 @@ class _KeptGradients(_Gradients):
         of_hidden_SD = torch.mm(self.grad_SV, weight_VD) if self.needed[0] else None
         of_weight_VD = None
         if self.needed[1]:
-            of_weight_VD = self.workspace.empty("gradient of weight", weight_VD, weight_VD.shape, weight_VD.dtype)
+            of_weight_VD = _empty(_OF_WEIGHT, weight_VD, weight_VD.shape, weight_VD.dtype)
             torch.mm(self.grad_SV.T, hidden_SD, out=of_weight_VD)
         return of_hidden_SD, of_weight_VD, super().finished()[2]
 

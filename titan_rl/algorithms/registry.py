@@ -30,7 +30,7 @@ from titan_rl.algorithms.policy_gradient.ratios.gspo import GSPO
 from titan_rl.algorithms.policy_gradient.ratios.sapo import SAPO
 from titan_rl.algorithms.policy_gradient.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.policy_gradient.rloo import RLOO
-from titan_rl.algorithms.policy_gradient.teachers.distillation import Distillation
+from titan_rl.algorithms.policy_gradient.teachers.distillation import Distillation, DistillationSettings
 from titan_rl.algorithms.policy_gradient.teachers.sdpo import SDPO
 from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
 from titan_rl.config.load import ConfigError, build_section, nearest
@@ -106,8 +106,7 @@ def with_correction(config: Config) -> Config:
     settings = getattr(cls, "Settings", None)
     if not isinstance(settings, type) or not issubclass(settings, PolicyGradientSettings):
         return config
-    top_k = {f.name: f.default for f in fields(settings)}.get("top_k", 0)
-    if options.get("top_k", top_k):
+    if issubclass(settings, DistillationSettings) and options.get("top_k", settings.top_k):
         return config
     return replace(config, algorithm=replace(algorithm, options=_CORRECTION | options))
 
