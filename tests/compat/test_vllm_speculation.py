@@ -10,10 +10,16 @@ from vllm.utils import cpu_triton_utils
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
+from vllm.v1.spec_decode import llm_base_proposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from titan_rl.compat.vllm import speculation
-from titan_rl.compat.vllm.speculation import DraftRecorder, expand_batch_to_tokens, replace_functions
+from titan_rl.compat.vllm.speculation import (
+    DraftRecorder,
+    expand_batch_to_tokens,
+    replace_functions,
+    sample_draft_tokens,
+)
 
 SAMPLES, WORDS, BONUS = 100_000, 12, 9
 TEMPERATURES = (0.5, 1.5)
@@ -28,24 +34,41 @@ def on_cpu(monkeypatch):
         owner, kernel = getattr(rejection_sampler, f"_{name}"), getattr(cpu_triton_utils, f"_{name}_kernel_impl")
         monkeypatch.setattr(owner, "kernel", KernelOverride(owner.kernel, kernel))
         owner.__dict__.pop("_kernel_arg_names", None)
-    for owner, name in ((rejection_sampler, "expand_batch_to_tokens"), (RejectionSampler, "forward")):
+    replaced = (
+        (rejection_sampler, "expand_batch_to_tokens"),
+        (RejectionSampler, "forward"),
+        (llm_base_proposer, "compute_probs_and_sample_next_token"),
+    )
+    for owner, name in replaced:
         monkeypatch.setattr(owner, name, getattr(owner, name))
     replace_functions(on_cpu=True)
     return torch.manual_seed(7)
 
 
-def sampled(logits: torch.Tensor, drafts: tuple[int, int]) -> torch.Tensor:
-    """Answers [SAMPLES, 3] whose first two tokens were drafted; every other one has the other temperature."""
-    settings = SimpleNamespace(
-        all_greedy=False, all_random=True, temperature=torch.tensor(TEMPERATURES).repeat(SAMPLES // 2), generators={}
+def settings_of(temperatures: tuple[float, ...], generators: dict[int, torch.Generator]) -> SimpleNamespace:
+    """Of as many requests as there are temperatures."""
+    is_greedy = [temperature == 0 for temperature in temperatures]
+    return SimpleNamespace(
+        all_greedy=all(is_greedy),
+        all_random=not any(is_greedy),
+        temperature=torch.tensor(temperatures),
+        generators=generators,
+        top_k=None,
+        top_p=None,
     )
-    settings.top_k = settings.top_p = None
+
+
+EACH = settings_of(TEMPERATURES * (SAMPLES // 2), {})
+"""Every other request has the other temperature."""
+
+
+def checked(logits: torch.Tensor, drafted: torch.Tensor, draft_probs: torch.Tensor | None = None) -> torch.Tensor:
+    """Answers [SAMPLES, 3] whose first two tokens were drafted [SAMPLES, 2], with such probabilities."""
     counted = torch.arange(2, 2 * SAMPLES + 1, 2, dtype=torch.int32)
-    constrained = rejection_sampler.apply_sampling_constraints(logits.repeat(SAMPLES, 1), counted, settings)
-    drafted = torch.tensor(drafts, dtype=torch.int32).repeat(SAMPLES)
+    constrained = rejection_sampler.apply_sampling_constraints(logits.repeat(SAMPLES, 1), counted, EACH)
     bonus = torch.full((SAMPLES, 1), BONUS, dtype=torch.int32)
-    numbers = [2] * SAMPLES
-    return rejection_sampler.rejection_sample(drafted, numbers, 2, counted, None, constrained, bonus, settings)
+    numbers, tokens = [2] * SAMPLES, drafted.flatten().int()
+    return rejection_sampler.rejection_sample(tokens, numbers, 2, counted, draft_probs, constrained, bonus, EACH)
 
 
 def unlikeliness(tokens: torch.Tensor, probabilities: torch.Tensor) -> float:
@@ -61,7 +84,7 @@ def test_drafted_answers_have_the_models_distribution(on_cpu, drafts):
     """Fails with vLLM's own function, which checks each draft at whatever temperature was in memory."""
     logits = torch.randn(2, WORDS, generator=torch.Generator().manual_seed(0))
     first, second = (logits.argmax(-1) if drafts == "likeliest" else logits.argmin(-1)).tolist()
-    answers = sampled(logits, (first, second))
+    answers = checked(logits, torch.tensor([[first, second]]).repeat(SAMPLES, 1))
     for place, temperature in enumerate(TEMPERATURES):
         own = answers[place::2]
         probabilities = (logits / temperature).softmax(-1)
@@ -70,6 +93,39 @@ def test_drafted_answers_have_the_models_distribution(on_cpu, drafts):
         assert unlikeliness(went_on[:, 1], probabilities[1]) < SURELY
         assert (went_on[:, 2] == BONUS).equal(went_on[:, 1] == second), "a token more where both were accepted"
         assert (own[own[:, 0] != first][:, 1:] == -1).all(), "and none behind one that was not"
+
+
+def test_answers_that_another_model_drafted_have_the_models_distribution(on_cpu):
+    logits, others = torch.randn(2, 2, WORDS, generator=torch.Generator().manual_seed(0))
+    drafts = [llm_base_proposer.compute_probs_and_sample_next_token(row.repeat(SAMPLES, 1), EACH) for row in others]
+    tokens, probs = (torch.stack(each, 1) for each in zip(*drafts, strict=True))
+    answers = checked(logits, tokens, probs.flatten(0, 1))
+    for place, temperature in enumerate(TEMPERATURES):
+        own, drafted = answers[place::2], tokens[place::2]
+        probabilities, of_draft = (logits / temperature).softmax(-1), (others / temperature).softmax(-1)
+        assert unlikeliness(drafted[:, 0], of_draft[0]) < SURELY
+        assert unlikeliness(own[:, 0], probabilities[0]) < SURELY
+        accepted = own[:, 1] >= 0
+        assert unlikeliness(own[accepted, 1], probabilities[1]) < SURELY
+        share = float(torch.minimum(probabilities[0], of_draft[0]).sum())
+        assert float(accepted.double().mean()) == pytest.approx(share, abs=0.02), "as often as the models agree"
+
+
+def test_drafts_depend_on_a_requests_seed_alone():
+    """Neither on this process's randomness nor on who else is in the batch; greedy requests get the likeliest."""
+    logits = torch.randn(3, WORDS, generator=torch.Generator().manual_seed(0))
+
+    def drafted(rows: list[int], temperatures: tuple[float, ...]) -> list[int]:
+        generators = {
+            place: torch.Generator().manual_seed(row) for place, row in enumerate(rows) if temperatures[place]
+        }
+        chosen = [sample_draft_tokens(logits[rows], settings_of(temperatures, generators))[0] for _ in range(20)]
+        return torch.stack(chosen, 1).tolist()
+
+    first, greedy, last = drafted([0, 1, 2], (1.0, 0.0, 1.0))
+    assert drafted([2, 0], (1.0, 1.0)) == [last, first]
+    assert len(set(first)) > 2 and set(greedy) == {int(logits[1].argmax())}
+    assert drafted([1], (0.0,)) == [greedy]
 
 
 def test_a_request_without_drafts_has_no_values():

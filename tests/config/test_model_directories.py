@@ -92,7 +92,13 @@ def test_a_relative_directory_is_looked_for_beside_the_toml_too(model, tmp_path,
         load_config(tmp_path / "my.toml", {"model": {"path": "no/model"}})
 
 
-@pytest.mark.parametrize("key", ["model.path", "reference.path", "teacher.path", "critic.path", "reward_model.path"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("model.path", "reference.path", "teacher.path", "critic.path", "reward_model.path"),
+        "generator.speculative.model",
+    ],
+)
 def test_a_run_directory_is_told_with_the_model_in_it(model, key):
     run = model.parent
     (run / "config.json").write_text(json.dumps(RUN | {"task": {"name": "gcd"}}))

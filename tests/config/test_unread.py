@@ -32,7 +32,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "a tool, ahead": {"task": {"name": "calculator"}, "rollout": {"max_staleness": 1}},
     "lora": {"lora": {"rank": 4}, "algorithm": {"kl_coefficient": 0.1}},
     "hosts": {"hosts": {"launcher": "attach", "addresses": ["tls://a:1"]}},
-    "colocated": {"placement": {"mode": "colocated"}},
+    "colocated, drafted by a model": {
+        "placement": {"mode": "colocated"},
+        "generator": {"speculative": {"method": "draft_model", "model": "there"}},
+    },
     "all switches": {
         "sft": {"steps": 1},
         "filter": {"no_signal": True},
@@ -85,7 +88,7 @@ SWITCHED = {
     *("lora.alpha", "lora.targets", "lora.adapter", "sft.examples_per_step", "sft.lr", "filter.max_refills"),
     *("curriculum.memory", "algorithm.overlong_penalty", "metrics.project", "mesh.launcher", "task.judge"),
     *("reward_model.reads_end", "compile.components", "compile.backend"),
-    *(f"generator.speculative.{key}" for key in ("num_speculative_tokens", "adaptive")),
+    *(f"generator.speculative.{key}" for key in ("model", "num_speculative_tokens", "adaptive")),
     *(f"generator.speculative.prompt_lookup_{key}" for key in ("min", "max")),
     *("lr_scheduler.decay_type", "lr_scheduler.min_lr_factor"),
     *("parallelism.enable_sequence_parallel", "parallelism.pipeline_parallel_schedule"),
@@ -117,8 +120,14 @@ UNREAD: dict[str, set[str]] = {
         *(key for key in SWITCHED if not key.startswith("lora.")),
     },
     "hosts": {*CHATS, *STEADY, "data", *ROLES, *APART, *SWITCHED},
-    "colocated": {*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, *SWITCHED},
-    "all switches": {*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, "lora.alpha", "lora.targets", "lora.adapter"},
+    "colocated, drafted by a model": {
+        *(*CHATS, *STEADY, "data", "hosts", *ROLES, *APART),
+        *(key for key in SWITCHED if not key.startswith("generator.speculative.") or "lookup" in key),
+    },
+    "all switches": {
+        *(*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, "lora.alpha", "lora.targets", "lora.adapter"),
+        "generator.speculative.model",
+    },
     "sft": {
         *("hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS),
         *("data.held_out_file", "data.held_out_share", "data.format", "data.columns"),
@@ -175,7 +184,7 @@ READ = {
 OF_KIND = {"data.file", "algorithm.name", "hosts.launcher"}
 """Keys that would make the run one of another kind."""
 SWITCHES = {"sft.steps", "lora.rank", "curriculum.least_chance", "compile.enable", "task.reward", "task.rewards"}
-SWITCHES |= {"task.rewards_by_source"}
+SWITCHES |= {"task.rewards_by_source", "generator.speculative.method"}
 PLACES = {f"{role}.placement" for role in ROLES}
 
 

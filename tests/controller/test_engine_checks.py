@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,9 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.controller.planning import device_memory
+from titan_rl.controller.planning.memory_plan import Size
 from titan_rl.controller.preflight import engine_checks
-from titan_rl.controller.preflight.checks import resolve
+from titan_rl.controller.preflight.checks import check_model, resolve
 from titan_rl.controller.preflight.engine_checks import (
     cache_bytes,
     check_decoding,
@@ -22,8 +24,9 @@ from titan_rl.controller.preflight.engine_checks import (
     check_suite_decoding,
     kernel_notices,
 )
+from titan_rl.controller.preflight.role_checks import check_draft_model
 from titan_rl.generator.engine_arguments import _on_gpu, engine_arguments
-from titan_rl.models.builtin.tiny import tiny_config
+from titan_rl.models.builtin.tiny import make_tiny, tiny_config
 from titan_rl.models.spec import read_hf_config
 
 FITTING = dict(kv_lora_rank=512, qk_rope_head_dim=64)
@@ -74,7 +77,7 @@ def test_latents_are_cached_and_not_their_heads(tmp_path):
     make(tmp_path, "deepseek_v3", **FITTING)
     hf, generator = read_hf_config(tmp_path), load_config(None, {"generator": {"dtype": "float32"}}).generator
     wanted = 3 * (512 + 64) * 4 * 32
-    assert cache_bytes(hf, 17, "float32", 1) == device_memory.kv_bytes(hf, generator, 17) == wanted
+    assert cache_bytes(hf, 17, "float32", 1) == device_memory.kv_bytes([hf], generator, 17) == wanted
 
 
 def test_states_are_cached_for_each_request_and_no_keys_of_their_layers(tmp_path):
@@ -84,7 +87,7 @@ def test_states_are_cached_for_each_request_and_no_keys_of_their_layers(tmp_path
     states = 2 * (6 * 64 * 64 * 4 + (2 * 2 * 64 + 6 * 64) * 2 * 2)
     keys_and_values = 2 * 3 * 12 * 2 * 32
     assert cache_bytes(hf, 17, "bfloat16", 1) == states + keys_and_values
-    assert device_memory.kv_bytes(hf, generator, 17, requests=5) == 5 * (states + keys_and_values)
+    assert device_memory.kv_bytes([hf], generator, 17, requests=5) == 5 * (states + keys_and_values)
     check(tmp_path, on_cpu=True, dtype="bfloat16", kv_cache_gib=1e-3)
     assert "cannot hold one rollout" in refusal(tmp_path, on_cpu=True, dtype="bfloat16", kv_cache_gib=states / 2**31)
 
@@ -117,6 +120,7 @@ def test_an_engine_is_told_of_latents_and_of_states(tmp_path):
         ({"eval": {"thinking_budget": 4}}, "eval.thinking_budget = 4: drafts"),
         ({"algorithm": {"routing": "replay"}}, "algorithm.routing = 'replay': experts are not recorded of drafts"),
         ({"generator": {"speculative": {"prompt_lookup_min": 5}}}, "prompt_lookup_min = 5 is more than"),
+        ({"generator": {"speculative": {"method": "draft_model"}}}, "'draft_model' needs a model: give its"),
     ],
 )
 def test_what_drafts_cannot_be_checked_with_is_refused(tables, named):
@@ -125,6 +129,71 @@ def test_what_drafts_cannot_be_checked_with_is_refused(tables, named):
     config = load_config(None, tables)
     with pytest.raises(ConfigError, match=re.escape(named)):
         check_decoding(config, make_algorithm(config.algorithm, []), tiny_config())
+
+
+def drafted_by(path) -> dict:
+    return {"generator": {"speculative": {"method": "draft_model", "model": str(path)}}}
+
+
+def test_a_draft_model_reads_the_policys_tokens(tmp_path):
+    """Otherwise hardly a draft would be accepted, and nothing would say why."""
+    model = make_tiny(tmp_path, seed=1, num_layers=1)
+    check_model(load_config(None, drafted_by(tmp_path)), None)
+    file = tmp_path / "tokenizer.json"
+    before, tokenizer = file.read_text(), json.loads(file.read_text())
+    words = tokenizer["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="is 'a', and 2 of its tokens are others there: the draft model must read"):
+        check_model(load_config(None, drafted_by(tmp_path)), None)
+    file.write_text(before)
+    model.resize_token_embeddings(120)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="vocab_size = 120, the policy 99: the draft model must read"):
+        check_model(load_config(None, drafted_by(tmp_path)), None)
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("deepseek_v3", "the draft's latent attention (kv_lora_rank) has a KV cache of its own kind"),
+        ("qwen3_next", "its states of linear attention cannot go back over a draft"),
+        ("gpt2", "model type 'gpt2'"),
+    ],
+)
+def test_a_model_that_cannot_draft_is_refused(tmp_path, case, why):
+    make_tiny(tmp_path, seed=1, num_layers=1)
+    config = load_config(None, drafted_by(tmp_path))
+    if case == "gpt2":
+        (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    else:
+        make(tmp_path, case)
+    with pytest.raises(ConfigError, match=re.escape(why)) as caught:
+        check_draft_model(config, tiny_config(), None, on_cpu=False)
+    assert str(caught.value).startswith(f"generator.speculative.model = '{tmp_path}'")
+
+
+def test_engines_and_plan_count_a_draft_model(tmp_path):
+    make_tiny(tmp_path / "draft", seed=1, num_layers=2)
+    config = for_device(load_config(None, drafted_by(tmp_path / "draft")), on_cpu=False)
+    policy, draft, generator = tiny_config(), tiny_config(num_layers=2), config.generator
+    alone = device_memory.kv_bytes([policy], generator, 100)
+    assert device_memory.kv_bytes([policy, draft], generator, 100) == 1.5 * alone, "two layers beside four"
+    size = Size.of(draft, None)
+    with_draft = device_memory.engine_rank(policy, Size.of(policy, None), generator, size)
+    assert with_draft["draft model"] == 2 * size.parameters
+    short = replace(generator, kv_cache_gib=1.2 * cache_bytes(policy, 200, "bfloat16", 1) / 2**30)
+    check_engine(replace(config, generator=short), policy, 200, on_cpu=False)
+    with pytest.raises(ConfigError, match="cannot hold one rollout"):
+        check_engine(replace(config, generator=short), policy, 200, draft, on_cpu=False)
+
+
+def test_a_draft_model_stays_what_it_is_while_an_engine_sleeps():
+    """The channel fills the policy alone when it wakes."""
+    drafting = load_config(None).generator
+    drafting.speculative.method = "draft_model"
+    for settings, sleeps, kept in ((drafting, True, ["draft.*"]), (drafting, False, []), (GeneratorConfig(), True, [])):
+        assert _on_gpu(settings, 64, (), sleeps)["sleep_preserve_parameter_names"] == kept
 
 
 def test_drafts_cannot_go_back_over_states():

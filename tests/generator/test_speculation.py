@@ -1,9 +1,11 @@
 """Speculative decoding of a real engine: what is trained is what was sampled."""
 
 import asyncio
+import shutil
 
 import numpy as np
 import pytest
+import torch
 from started_meshes import meshes_of, worst_difference
 
 from titan_rl.data.text.tokenizer import read_tokenizer
@@ -13,15 +15,26 @@ from titan_rl.models.builtin.tiny import make_tiny
 PROMPT = np.tile(np.arange(10, 20, dtype=np.int32), 4)
 """It says the same again and again, so that there are drafts from the first token on."""
 TEMPERATURE = 0.05
-SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False}
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
+DRAFT_MODEL = {"method": "draft_model", "model": "draft"}
 
 
 @pytest.mark.slow
-def test_answers_of_drafts_are_trained_as_they_were_sampled(tmp_path):
-    make_tiny(tmp_path / "model", seed=1, architecture="qwen3", num_layers=2, tie_word_embeddings=False)
+@pytest.mark.parametrize("drafts", [NGRAM, DRAFT_MODEL], ids=["ngram", "draft_model"])
+def test_answers_of_drafts_are_trained_as_they_were_sampled(tmp_path, drafts):
+    policy = make_tiny(tmp_path / "model", seed=1, architecture="qwen3", num_layers=2, tie_word_embeddings=False)
+    shutil.copytree(tmp_path / "model", tmp_path / "draft")
+    with torch.no_grad():
+        policy.lm_head.weight.mul_(1 + 0.1 * torch.randn(policy.lm_head.weight.shape, generator=torch.manual_seed(0)))
+    policy.save_pretrained(tmp_path / "draft")
 
     async def run():
-        tables = {"rollout": {"temperature": TEMPERATURE}, "generator": {"speculative": SPECULATIVE}}
+        speculative = drafts | {"num_speculative_tokens": 3, "adaptive": False}
+        tables = {
+            "rollout": {"temperature": TEMPERATURE},
+            "generator": {"speculative": speculative},
+            "run": {"plugin_path": [str(tmp_path)]},
+        }
         async with meshes_of(str(tmp_path / "model"), tmp_path, **tables, optimizer={"lr": 0.0}) as meshes:
             await meshes.trainer.begin_at(0)
             await meshes.weights.stage(0)

@@ -370,6 +370,10 @@ def _with_directories(config: Config) -> Config:
         config = replace(config, model=_found(config, "model", is_chat=is_chat))
     if config.reward_model.path:
         config = replace(config, reward_model=_reward_model(config.reward_model, config.run.plugin_path))
+    drafts = config.generator.speculative
+    if drafts.model:
+        found = _directory(config, "generator.speculative.model", drafts.model)
+        config = replace(config, generator=replace(config.generator, speculative=replace(drafts, model=found)))
     roles = [role for role in ("reference", "teacher", "critic", "implicit_reward") if getattr(config, role).path]
     config = replace(config, **{role: _found(config, role) for role in roles})
     if not config.teacher.by_task:

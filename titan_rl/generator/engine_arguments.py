@@ -70,10 +70,17 @@ def _speculation(config: GeneratorConfig) -> dict[str, Any]:
     settings = config.speculative
     if settings.method == "none":
         return {}
-    names = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
-    at_all_sizes = [(1, config.max_num_seqs, settings.num_speculative_tokens)]
-    drafts = {name: getattr(settings, name) for name in names}
-    return dict(speculative_config=drafts | dict(num_speculative_tokens_per_batch_size=at_all_sizes))
+    drafts = {name: getattr(settings, name) for name in ("method", "num_speculative_tokens")}
+    drafts["num_speculative_tokens_per_batch_size"] = [(1, config.max_num_seqs, settings.num_speculative_tokens)]
+    if settings.method == "ngram":
+        drafts |= {name: getattr(settings, name) for name in ("prompt_lookup_min", "prompt_lookup_max")}
+    else:
+        drafts |= dict(
+            model=settings.model,
+            draft_tensor_parallel_size=config.tensor_parallel,
+            draft_sample_method="probabilistic",  # the likeliest tokens would be accepted less often
+        )
+    return dict(speculative_config=drafts)
 
 
 def _cache_on_cpu(model_path: str | Path) -> dict[str, Any]:
@@ -108,5 +115,7 @@ def _on_gpu(config: GeneratorConfig, max_model_len: int, devices: Sequence[int],
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_batched_tokens=step_tokens(max_model_len, on_cpu=False),
         enable_sleep_mode=sleeps,
+        # the channel fills the policy alone when the engine wakes
+        sleep_preserve_parameter_names=["draft.*"] if sleeps and config.speculative.method == "draft_model" else [],
         quantization=config.quantization if config.is_quantized else None,
     )

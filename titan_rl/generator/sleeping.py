@@ -2,8 +2,9 @@
 
     awake ──fall_asleep──▶ asleep ──wake_weights──▶ of no version ──the channel fills it──▶ wake_cache ──▶ awake
 
-On GPUs this is vLLM's sleep mode at level 2. On a CPU vLLM has none: here what the channel fills, what vLLM packed of
-it and the KV give their pages back, and keep their addresses. Each function is run by a worker (``collective_rpc``).
+On GPUs this is vLLM's sleep mode at level 2, which keeps a draft model in the host's memory. On a CPU vLLM has none:
+here what the channel fills, what vLLM packed of it and the KV give their pages back, and keep their addresses; a draft
+model stays. Each function is run by a worker (``collective_rpc``).
 """
 
 from collections.abc import Iterator

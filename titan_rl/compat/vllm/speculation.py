@@ -5,7 +5,8 @@ On a CPU 0.32 writes each draft's temperature, top-k and top-p into a copy that 
 is replaced there.
 
 Everywhere it copies logits several times to check drafts, also in a step that has none, which costs a third of the
-step; there tokens are sampled as without speculation.
+step; there tokens are sampled as without speculation. And it samples from a draft model by the process's own
+randomness: here by each request's, so that an answer depends on its seed alone, and ranks of an engine draft alike.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput, SamplerOutput
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.spec_decode import llm_base_proposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from titan_rl.compat.reach import VLLM, Reach
@@ -26,6 +28,7 @@ REACHES = (
     Reach("vllm.v1.sample.rejection_sampler:expand_batch_to_tokens", "check a CPU's drafts at their temperature"),
     Reach("vllm.v1.sample.rejection_sampler:RejectionSampler.forward", "check no drafts where there are none"),
     Reach("vllm.v1.sample.rejection_sampler:RejectionSampler.sampler", "sample where there are no drafts"),
+    Reach("vllm.v1.spec_decode.llm_base_proposer:compute_probs_and_sample_next_token", "draft by a request's seed"),
     Reach(f"{_SCHEDULER}.dynamic_sd_lookup", "draft at some batch sizes only"),
     Reach(f"{_SCHEDULER}.update_from_output", "see what became of drafts"),
     Reach(f"{_OUTPUT}.num_spec_tokens_to_schedule", "know which steps could have drafts"),
@@ -61,9 +64,28 @@ def sample_or_check_drafts(
     return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
 
 
+def sample_draft_tokens(
+    logits: torch.Tensor, sampling_metadata: SamplingMetadata, use_fp64_gumbel: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A draft model's tokens [B], each drawn by its request's generator, and the probabilities they had [B, V].
+
+    ``logits`` [B, V]. A request that is answered by the likeliest tokens is drafted so, too."""
+    if sampling_metadata.all_greedy:
+        return logits.argmax(-1), logits  # whose probabilities nobody reads
+    assert sampling_metadata.temperature is not None, "not all requests are greedy"
+    temperature = sampling_metadata.temperature.unsqueeze(-1)
+    is_greedy = temperature == 0
+    probs = (logits / temperature.masked_fill(is_greedy, 1)).softmax(-1, dtype=torch.float32)
+    noise = torch.empty_like(probs, dtype=torch.float64 if use_fp64_gumbel else probs.dtype).exponential_()
+    for row, generator in sampling_metadata.generators.items():
+        noise[row].exponential_(generator=generator)
+    return torch.where(is_greedy, probs, probs / noise).argmax(-1), probs
+
+
 def replace_functions(*, on_cpu: bool) -> None:
-    """Have vLLM check drafts by the functions above, in this process."""
+    """Have vLLM draft and check drafts by the functions above, in this process."""
     rejection_sampler.RejectionSampler.forward = sample_or_check_drafts
+    llm_base_proposer.compute_probs_and_sample_next_token = sample_draft_tokens
     if on_cpu:
         rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 

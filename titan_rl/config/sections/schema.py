@@ -255,8 +255,11 @@ class SpeculativeConfig:
     """``[generator.speculative]``: tokens that are drafted and checked in one pass of the model, which leaves the
     distribution of answers as it is."""
 
-    method: Literal["none", "ngram"] = "none"
-    """``ngram``: what stood behind the last few tokens where they occurred before, in the prompt or the answer."""
+    method: Literal["none", "ngram", "draft_model"] = "none"
+    """``ngram``: what stood behind the last few tokens where they occurred before, in the prompt or the answer.
+    ``draft_model``: what a smaller model samples."""
+    model: str = ""
+    """Hugging Face directory of the draft model, which has the policy's tokens."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=16)] = 3
     """Drafted at most, for each request in each step."""
     prompt_lookup_min: Annotated[int, Field(ge=1, le=64)] = 2

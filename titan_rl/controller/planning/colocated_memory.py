@@ -13,7 +13,7 @@ OF_ITS_TURN = ("gradients", "gathered weights", "activations")
 """What a rank of the trainer holds in its own turn alone."""
 PUT_ASIDE = (*OF_ITS_TURN, "moments")
 """The same on a GPU, whose host takes the moments. A CPU is its own host, and they stay."""
-_OF_ENGINES_ASLEEP = ("libraries",)
+_OF_ENGINES_ASLEEP = ("libraries", "draft model")
 
 
 def held_at_turn(

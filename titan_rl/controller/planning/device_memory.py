@@ -3,6 +3,8 @@
 Of state the numbers are exact, up to how a shard is rounded; what a pass and libraries need are estimates.
 """
 
+from collections.abc import Iterable
+
 from transformers import PreTrainedConfig
 
 from titan_rl.config.device_defaults import GPU_STEP_TOKENS
@@ -74,8 +76,8 @@ def _gathered(size: Size, titan: TitanConfig, element: int, *, learns: bool) -> 
     return (whole * element / stages + gradients) / parallelism.tensor_parallel_degree
 
 
-def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig) -> Bytes:
-    """Memory of an engine rank without KV cache: weights, next weights, activations."""
+def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig, draft: Size | None = None) -> Bytes:
+    """Memory of an engine rank without KV cache: weights, next weights, activations. ``draft``: of a draft model."""
     element, ranks = bytes_of(generator.dtype), generator.tensor_parallel
     head = 4 * hf.vocab_size * hf.hidden_size if element < 4 else 0
     width = 6 * hf.hidden_size + 3 * getattr(hf, "intermediate_size", 4 * hf.hidden_size) / ranks
@@ -83,7 +85,8 @@ def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig) ->
     checked = drafts.num_speculative_tokens if drafts.method != "none" else 0
     logits = 4 * 4 * generator.max_num_seqs * (1 + checked) * hf.vocab_size
     of_layer = 1 if generator.is_quantized else element
-    return {
+    drafting = {"draft model": draft.parameters * element / ranks} if draft else {}
+    return drafting | {
         "weights": (size.around * element + (size.parameters - size.around) * of_layer) / ranks,
         "next weights": size.parameters * element / ranks,
         "head in fp32": head / ranks,
@@ -92,7 +95,9 @@ def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig) ->
     }
 
 
-def kv_bytes(hf: PreTrainedConfig, generator: GeneratorConfig, tokens: int, requests: int = 1) -> float:
-    """Bytes of cache for ``requests`` of ``tokens`` tokens in one engine rank, and for the token that is sampled."""
-    each = cache_bytes(hf, tokens + 1, generator.dtype, generator.tensor_parallel, windows=True)
-    return float(requests * each)
+def kv_bytes(models: Iterable[PreTrainedConfig], generator: GeneratorConfig, tokens: int, requests: int = 1) -> float:
+    """Bytes of cache for ``requests`` of ``tokens`` tokens in one engine rank, and for the token that is sampled.
+
+    ``models``: the policy, and the draft model if there is one."""
+    dtype, ranks = generator.dtype, generator.tensor_parallel
+    return float(requests * sum(cache_bytes(hf, tokens + 1, dtype, ranks, windows=True) for hf in models))

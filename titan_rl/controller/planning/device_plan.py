@@ -29,6 +29,7 @@ from titan_rl.controller.preflight.checks import Checked, read_config
 from titan_rl.mesh.resources.devices import GENERATOR, TRAINER, Crew, Devices, DeviceTable, Seat, place
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.layers.rope import num_positions
+from titan_rl.models.spec import read_hf_config
 from titan_rl.trainer.roles.names import configured_paths, learned_role, needed_roles, own_learned
 from titan_rl.trainer.titan_config import TitanConfig, role_titan
 
@@ -124,6 +125,20 @@ class Models:
         self.sizes |= {path: size_at(self.checked, path) for path in paths if path not in self.sizes}
         return [self.sizes[path] for path in paths]
 
+    @property
+    def draft(self) -> Size | None:
+        """Of a draft model, if engines have one."""
+        path = self.config.generator.speculative.model
+        if path and path not in self.sizes:
+            self.sizes[path] = size_at(self.checked, path)
+        return self.sizes[path] if path else None
+
+    @property
+    def of_engine(self) -> list[PreTrainedConfig]:
+        """The policy, and the draft model if engines have one."""
+        path = self.config.generator.speculative.model
+        return [self.hf, *([read_hf_config(path, self.checked.family)] if path else [])]
+
     def titan_of(self, role: str) -> TitanConfig:
         return role_titan(self.config, role)
 
@@ -210,7 +225,7 @@ def _holds(models: Models, role: str) -> Bytes:
     if role == TRAINER:
         return models.of_trainer()
     if role == GENERATOR:
-        return engine_rank(models.hf, models.policy, models.config.generator)
+        return engine_rank(models.hf, models.policy, models.config.generator, models.draft)
     return models.of_role(role)
 
 
@@ -246,7 +261,7 @@ def _kv_cache(
     rooms = [usable - size for size in held]
     if not rooms or generator.kv_cache_gib:
         return generator.kv_cache_gib * GIB if rooms else 0.0
-    least, most = (kv_bytes(models.hf, generator, models.max_tokens, n) for n in (1, generator.max_num_seqs))
+    least, most = (kv_bytes(models.of_engine, generator, models.max_tokens, n) for n in (1, generator.max_num_seqs))
     return max(least, min(*rooms, most))
 
 

@@ -176,7 +176,9 @@ def memory_needs(checked: Checked) -> list[Need]:
     size = Size.of(hf, checked.family, config.lora)
     needs = [_trainer(checked, hf, size)]
     if config.has_generators:
-        needs.append(_generators(config, hf, size.parameters))
+        drafting = config.generator.speculative.model
+        drafts = size_at(checked, drafting).parameters if drafting else 0
+        needs.append(_generators(config, hf, size.parameters, drafts))
         needs.append(Need("verifiers", {"libraries": config.verifier.procs * LIBRARIES["verifier"] * GIB}))
     return [*needs, _controller(config, len(needs))]
 
@@ -290,8 +292,8 @@ def _recurrence(hf: PreTrainedConfig) -> float:
     return torch.float32.itemsize * (rule + 3 * mixed)
 
 
-def _generators(config: Config, hf: PreTrainedConfig, parameters: int) -> Need:
-    """An engine's weights, and what it reads the next ones into."""
+def _generators(config: Config, hf: PreTrainedConfig, parameters: int, drafts: int) -> Need:
+    """An engine's weights, and what it reads the next ones into. ``drafts``: parameters of a draft model."""
     generator, element = config.generator, bytes_of(config.generator.dtype)
     words = hf.vocab_size * hf.hidden_size
     head = 4 * words if element < 4 else 0
@@ -299,6 +301,7 @@ def _generators(config: Config, hf: PreTrainedConfig, parameters: int) -> Need:
     is_wide |= generator.is_quantized  # E4M3 values lie in fp32
     needs = {
         "weights": 2 * parameters * element,
+        "draft model": drafts * element,
         "head in fp32": head,
         "layers in fp32": (WEIGHT - element) * (parameters - words) if is_wide else 0,
         "KV cache": generator.kv_cache_gib * GIB,

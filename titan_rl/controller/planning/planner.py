@@ -36,13 +36,14 @@ from titan_rl.controller.planning.forecast.step import forecast
 from titan_rl.controller.planning.memory_plan import GIB, Need, check_memory, host_needs, memory_needs
 from titan_rl.controller.preflight.checks import (
     Checked,
-    check_generator_layout,
     check_placement,
     check_together,
     read_config,
     resolve,
 )
+from titan_rl.controller.preflight.engine_checks import check_generator_layout
 from titan_rl.controller.preflight.ineffective_settings import check_read
+from titan_rl.controller.preflight.role_checks import check_draft_model
 from titan_rl.trainer.model.layout import check_layout, check_products, check_replay
 
 _ROLES = ("model", "reference", "teacher", "critic", "implicit_reward")
@@ -139,14 +140,21 @@ def _with_shapes(config: Config, request: PlanRequest) -> Iterator[Config]:
             config = replace(config, model=replace(config.model, path=path))
         for role in _ROLES:
             settings = getattr(config, role)
-            if (path := _shaped(settings.path, role, Path(folder) / role)) != settings.path:
+            if (path := _shaped(settings.path, f"{role}.path", Path(folder) / role)) != settings.path:
                 config = replace(config, **{role: replace(settings, path=path)})
+        drafts = config.generator.speculative
+        if drafts.model:
+            drafts = replace(drafts, model=_shaped(drafts.model, "generator.speculative.model", Path(folder) / "draft"))
+            config = replace(config, generator=replace(config.generator, speculative=drafts))
         paths = config.teacher.by_task
-        by_task = {task: _shaped(path, "teacher", Path(folder) / f"teacher of {task}") for task, path in paths.items()}
+        by_task = {
+            task: _shaped(path, f"teacher.by_task.{task}", Path(folder) / f"teacher of {task}")
+            for task, path in paths.items()
+        }
         yield replace(config, teacher=replace(config.teacher, by_task=by_task))
 
 
-def _shaped(path: str, role: str, folder: Path) -> str:
+def _shaped(path: str, setting: str, folder: Path) -> str:
     if not path or path == "tiny" or Path(path).exists():
         return path
     if is_known(path):
@@ -156,7 +164,7 @@ def _shaped(path: str, role: str, folder: Path) -> str:
     try:
         return fetch_config(path)
     except ValueError as error:
-        raise ConfigError(f"{role}.path = {path!r}: {error}; or give its --shape") from None
+        raise ConfigError(f"{setting} = {path!r}: {error}; or give its --shape") from None
 
 
 def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
@@ -168,6 +176,7 @@ def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
     check_products(hf, checked.titan, checked.family, on_cpu=on_cpu)
     if checked.config.has_generators:
         check_generator_layout(hf, checked.config.generator.tensor_parallel, on_cpu=on_cpu)
+        check_draft_model(checked.config, hf, checked.family, on_cpu=on_cpu)
 
 
 def _hf(checked: Checked) -> PreTrainedConfig:

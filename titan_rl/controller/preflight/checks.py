@@ -28,11 +28,12 @@ from titan_rl.controller.preflight.device import device_type, is_on_cpu
 from titan_rl.controller.preflight.engine_checks import (
     check_decoding,
     check_engine,
+    check_generator_layout,
     check_suite_decoding,
 )
 from titan_rl.controller.preflight.host_checks import check_hosts
 from titan_rl.controller.preflight.ineffective_settings import check_read
-from titan_rl.controller.preflight.role_checks import check_reward_model, check_roles
+from titan_rl.controller.preflight.role_checks import check_draft_model, check_reward_model, check_roles
 from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.storage.shards import StoreError
 from titan_rl.data.text.checks import TextUse, check_model_text
@@ -70,8 +71,6 @@ from titan_rl.trainer.model.layout import check_layout, check_products, check_re
 from titan_rl.trainer.model.lora_checks import check_lora
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 from titan_rl.trainer.titan_limits import check_length, check_patterns
-
-_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 @dataclass(frozen=True)
@@ -298,7 +297,8 @@ def check_model(config: Config, family: Family | None = None) -> None:
         check_patterns(titan.optimizer.param_groups, parameter_names(spec_of(hf, "", family)))
     if config.has_generators:
         check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=on_cpu)
-        check_engine(for_device(config, on_cpu=on_cpu), hf, titan.training.seq_len, on_cpu=on_cpu)
+        draft = check_draft_model(config, hf, family, on_cpu=on_cpu)
+        check_engine(for_device(config, on_cpu=on_cpu), hf, titan.training.seq_len, draft, on_cpu=on_cpu)
 
 
 def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:
@@ -312,27 +312,6 @@ def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:
 
 def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) -> None:
-    """Check tensor parallelism of a generator; vLLM repeats KV heads below the rank count. Errors: ConfigError."""
-    heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
-    if heads % ranks:
-        raise ConfigError(
-            f"generator.tensor_parallel = {ranks} must divide the model's num_attention_heads = {heads}: "
-            f"lower it, or use more replicas"
-        )
-    if kv_heads % ranks and ranks % kv_heads:
-        raise ConfigError(
-            f"generator.tensor_parallel = {ranks} and the model's num_key_value_heads = {kv_heads}: one must divide "
-            f"the other; lower it, or use more replicas"
-        )
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // heads
-    if on_cpu and head_dim not in _CPU_HEAD_SIZES:
-        raise ConfigError(
-            f"the model's head_dim = {head_dim} has no attention kernel in vLLM for CPUs: use a model with one of "
-            f"{', '.join(map(str, _CPU_HEAD_SIZES))}"
-        )
 
 
 def check_placement(config: Config) -> None:

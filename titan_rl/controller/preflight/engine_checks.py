@@ -31,12 +31,16 @@ _CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """What its CPU kernel for latent attention is compiled for."""
 _BLOCK = 128
 """Rows and columns of weights that share a scale (generator/weights/quantization/e4m3.py)."""
+_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _CPU_STATES = ((64, 64), (128, 128))
 """Features of keys and values that its CPU kernel for linear attention takes."""
 
 
-def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: bool) -> None:
-    """Check limits of an engine. ``config``: with the device's defaults. Errors: ConfigError."""
+def check_engine(
+    config: Config, hf: PreTrainedConfig, seq_len: int, draft: PreTrainedConfig | None = None, *, on_cpu: bool
+) -> None:
+    """Check limits of an engine. ``config``: with the device's defaults. ``draft``: of a draft model, if there is one.
+    Errors: ConfigError."""
     generator = config.generator
     max_model_len = min(seq_len, num_positions(hf))
     most = step_tokens(max_model_len, on_cpu=on_cpu)
@@ -54,11 +58,35 @@ def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: 
         _check_cpu_kernels(hf, generator.dtype)
     if generator.is_quantized:
         _check_quantization(hf, generator)
-    needed = cache_bytes(hf, max_model_len, generator.dtype, generator.tensor_parallel) / 2**30
+    models = [hf] if draft is None else [hf, draft]
+    needed = (
+        sum(cache_bytes(each, max_model_len, generator.dtype, generator.tensor_parallel) for each in models) / 2**30
+    )
     if 0 < generator.kv_cache_gib < needed:
         raise ConfigError(
             f"generator.kv_cache_gib = {generator.kv_cache_gib:g} cannot hold one rollout of {max_model_len} tokens, "
             f"which takes {needed:.3g}: raise it, or lower training.seq_len"
+        )
+
+
+def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) -> None:
+    """Check tensor parallelism of a generator; vLLM repeats KV heads below the rank count. Errors: ConfigError."""
+    heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
+    if heads % ranks:
+        raise ConfigError(
+            f"generator.tensor_parallel = {ranks} must divide the model's num_attention_heads = {heads}: "
+            f"lower it, or use more replicas"
+        )
+    if kv_heads % ranks and ranks % kv_heads:
+        raise ConfigError(
+            f"generator.tensor_parallel = {ranks} and the model's num_key_value_heads = {kv_heads}: one must divide "
+            f"the other; lower it, or use more replicas"
+        )
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // heads
+    if on_cpu and head_dim not in _CPU_HEAD_SIZES:
+        raise ConfigError(
+            f"the model's head_dim = {head_dim} has no attention kernel in vLLM for CPUs: use a model with one of "
+            f"{', '.join(map(str, _CPU_HEAD_SIZES))}"
         )
 
 
@@ -133,6 +161,8 @@ def _check_speculation(config: Config, hf: PreTrainedConfig) -> None:
     if settings.method == "none":
         return
     setting = f"generator.speculative.method = {settings.method!r}"
+    if settings.method == "draft_model" and not settings.model:
+        raise ConfigError(f"{setting} needs a model: give its Hugging Face directory as generator.speculative.model")
     if settings.prompt_lookup_min > settings.prompt_lookup_max:
         raise ConfigError(
             f"generator.speculative.prompt_lookup_min = {settings.prompt_lookup_min} is more than prompt_lookup_max = "

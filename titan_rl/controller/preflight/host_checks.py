@@ -55,11 +55,11 @@ def on_hosts(config: Config, run_dir: RunDir) -> dict[str, Any]:
 
 def paths_on_hosts(config: Config) -> list[str]:
     """Which processes on the run's hosts look for, and nobody brings there: files of tasks, directories of models that
-    roles begin with, the folder of checkpoint.store, and modules of run.plugin_path, as far as this process has
-    imported them."""
+    roles begin with or that draft, the folder of checkpoint.store, and modules of run.plugin_path, as far as this
+    process has imported them."""
     store = config.checkpoint.store
     models = [path for role in (*FROZEN, *LEARNED) for path in configured_paths(config, role)]
-    models += [config.reward_model.path, config.lora.adapter]
+    models += [config.reward_model.path, config.lora.adapter, config.generator.speculative.model]
     models += [] if "://" in store else [store]
     files = [
         path

@@ -8,7 +8,7 @@ switch that is turned off on the command line takes its section of the file with
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.errors import raise_findings
 from titan_rl.config.load import as_dict
 from titan_rl.config.mixture import all_tasks, names_of
-from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config, SpeculativeConfig
+from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.config.sections.suites import have_chats
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.trainer.roles.names import FROZEN, LEARNED
@@ -105,6 +105,13 @@ def _teacher_path(run: Run) -> str:
     return "each task of the mixture has its own in teacher.by_task; leave it out" if has_own else ""
 
 
+def _drafted_by(method: str) -> Rule:
+    return _unless(
+        lambda run: run.config.generator.speculative.method == method,
+        f"it is of generator.speculative.method = {method!r}; set that, or leave it out",
+    )
+
+
 def _judge(run: Run) -> str:
     graded = run.config.eval.grader
     parts = all_tasks(run.config.task).values()
@@ -143,7 +150,7 @@ _HAS_FLOAT8 = _unless(lambda run: run.titan.float8.is_on, "float8.recipe_name is
 _COMPILES = _unless(lambda run: run.titan.compile.enable, "compile.enable is false; set it, or leave it out")
 _HAS_DRAFTS = _unless(
     lambda run: run.config.generator.speculative.method != "none",
-    "generator.speculative.method = 'none' drafts nothing; set it to 'ngram', or leave it out",
+    "generator.speculative.method = 'none' drafts nothing; set it to 'ngram' or 'draft_model', or leave it out",
 )
 _HAS_UPDATES_BETWEEN = _unless(
     lambda run: run.config.rollout.max_staleness,
@@ -226,9 +233,9 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "generator": (_HAS_GENERATORS,),
     "generator.update": (_HAS_UPDATES_BETWEEN,),
-    **{
-        f"generator.speculative.{key.name}": (_HAS_DRAFTS,) for key in fields(SpeculativeConfig) if key.name != "method"
-    },
+    **{f"generator.speculative.{key}": (_HAS_DRAFTS,) for key in ("num_speculative_tokens", "adaptive")},
+    **{f"generator.speculative.prompt_lookup_{key}": (_HAS_DRAFTS, _drafted_by("ngram")) for key in ("min", "max")},
+    "generator.speculative.model": (_HAS_DRAFTS, _drafted_by("draft_model")),
     "generator.kv": (_HAS_UPDATES_BETWEEN,),
     "verifier": (_HAS_GENERATORS,),
     "sft.examples_per_step": (_HAS_SFT,),

@@ -12,6 +12,7 @@ from titan_rl.config.mixture import names_of, teachers_of
 from titan_rl.config.model_directory.tokenizer_checks import vocabulary
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.device import is_on_cpu
+from titan_rl.controller.preflight.engine_checks import check_generator_layout
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.rollout.decoding import PENALTIES, changed
 from titan_rl.models.builtin.tiny import tiny_config
@@ -200,19 +201,51 @@ def _check_words(words: int, policy: PreTrainedConfig) -> None:
         )
 
 
-def _check_tokenizer(config: Config, role: str, setting: str, place: str) -> None:
-    """Errors: ConfigError if a role's directory has a tokenizer in which one of the policy's tokens is another."""
+def check_draft_model(
+    config: Config, policy: PreTrainedConfig, family: Family | None, *, on_cpu: bool
+) -> PreTrainedConfig | None:
+    """The draft model's config, if there is one. Errors: ConfigError for a model that engines cannot run, or that has
+    other tokens than the policy."""
+    settings = config.generator.speculative
+    if settings.method != "draft_model" or not settings.model:
+        return None
+    setting = f"generator.speculative.model = {settings.model!r}"
+    try:
+        draft = read_hf_config(settings.model, family)
+        check_generator_layout(draft, config.generator.tensor_parallel, on_cpu=on_cpu)
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:  # or what a family raises
+        raise ConfigError(f"{setting}: {' '.join(str(error).split())}") from None
+    kinds = {"draft": draft, "policy": policy}
+    if latent := [kind for kind, hf in kinds.items() if getattr(hf, "kv_lora_rank", None) is not None]:
+        raise ConfigError(
+            f"{setting}: the {latent[0]}'s latent attention (kv_lora_rank) has a KV cache of its own kind; take 'ngram'"
+        )
+    if "linear_attention" in (getattr(draft, "layer_types", None) or ()):
+        raise ConfigError(f"{setting}: its states of linear attention cannot go back over a draft; take another model")
+    _check_tokens(config, policy, draft, "draft model", "generator.speculative.model", settings.model)
+    return draft
+
+
+def _check_tokens(
+    config: Config, policy: PreTrainedConfig, model: PreTrainedConfig, role: str, setting: str, place: str
+) -> None:
+    """Errors: ConfigError if a model reads other tokens than the policy. ``setting``, ``place``: its directory."""
+    if model.vocab_size != policy.vocab_size:
+        raise ConfigError(
+            f"{setting} = {place!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
+            f"must read the policy's tokens"
+        )
     try:
         own = vocabulary(Path(place))
-        policy = vocabulary(Path(config.model.path)) if config.model.path != "tiny" else character_vocabulary()
+        known = vocabulary(Path(config.model.path)) if config.model.path != "tiny" else character_vocabulary()
     except ValueError as error:
         raise ConfigError(f"{setting} = {place!r}: {error}") from None
-    if own is None or policy is None:
+    if own is None or known is None:
         return
-    if others := [token for token in policy if own.get(token) != policy[token]]:
-        first = min(others, key=policy.__getitem__)
+    if others := [token for token in known if own.get(token) != known[token]]:
+        first = min(others, key=known.__getitem__)
         raise ConfigError(
-            f"{setting} = {place!r}: token {policy[first]} of the policy is {first!r:.60}, and {len(others)} of its "
+            f"{setting} = {place!r}: token {known[first]} of the policy is {first!r:.60}, and {len(others)} of its "
             f"tokens are others there: the {role} must read the policy's tokens"
         )
 
@@ -221,13 +254,8 @@ def _check_model(config: Config, role: str, family: Family | None, words: int, s
     """``words``: how many of the likeliest the role is to give. ``setting``, ``place``: one of its directories."""
     policy = _policy_config(config, family)
     model = read_hf_config(place, family) if place else policy
-    if model.vocab_size != policy.vocab_size:
-        raise ConfigError(
-            f"{setting} = {place!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
-            f"must read the policy's tokens"
-        )
     if place:
-        _check_tokenizer(config, role, setting, place)
+        _check_tokens(config, policy, model, role, setting, place)
     _check_words(words, policy)
     titan, on_cpu = build_titan(config), is_on_cpu(config) if config.hosts.is_on else None
     try:

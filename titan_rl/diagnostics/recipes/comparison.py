@@ -15,7 +15,10 @@ WARMUP_STEPS = 1
 """First steps that medians leave out, where there are more."""
 LOCATION_KEYS = ("run.dir", "run.plugin_path")
 """Settings that say where a run is, not what it computes."""
-PATH_KEYS = ("model.path", "reference.path", "teacher.path", "critic.path", "implicit_reward.path", "reward_model.path")
+PATH_KEYS = (
+    *(f"{role}.path" for role in ("model", "reference", "teacher", "critic", "implicit_reward", "reward_model")),
+    "generator.speculative.model",
+)
 
 Points = Sequence[tuple[float, float]]
 Record = Mapping[str, float]

@@ -37,7 +37,8 @@ class DirectoryLoader(FileLoader):
     def load_model(self, vllm_config: VllmConfig, *arguments: Any, **keywords: Any) -> nn.Module:
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         assert isinstance(vllm_config.additional_config, dict), "it is what engine_arguments sets"
-        self._emulated = vllm_config.additional_config.get(EMULATED)
+        is_draft = vllm_config.model_config.runner_type == "draft"  # which vLLM quantizes on no GPU, either
+        self._emulated = None if is_draft else vllm_config.additional_config.get(EMULATED)
         return super().load_model(vllm_config, *arguments, **keywords)
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:

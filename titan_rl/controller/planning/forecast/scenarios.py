@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedConfig
-
 from titan_rl.config.mixture import parts_of, teachers_of
 from titan_rl.config.sections.schema import Config, GeneratorConfig
 from titan_rl.controller.planning.device_memory import kv_bytes
@@ -86,10 +84,10 @@ def layout_of(titan: TitanConfig, updates: int, devices_per_host: int) -> Layout
     )
 
 
-def engine_of(hf: PreTrainedConfig, generator: GeneratorConfig, kv_cache: float, batch: Batch, link: float) -> Engine:
+def engine_of(models: Models, generator: GeneratorConfig, kv_cache: float, batch: Batch, link: float) -> Engine:
     """``kv_cache``: bytes of each rank of an engine; with too few for one request, none runs."""
-    tokens = min(int(batch.prompt + batch.answer), num_positions(hf))
-    fit = int(kv_cache // kv_bytes(hf, generator, tokens))
+    tokens = min(int(batch.prompt + batch.answer), num_positions(models.hf))
+    fit = int(kv_cache // kv_bytes(models.of_engine, generator, tokens))
     requests = max(min(generator.max_num_seqs, fit), 0)
     return Engine(generator.tensor_parallel, requests, bytes_of(generator.dtype), link)
 
@@ -114,7 +112,7 @@ def scenario_of(models: Models, lengths: Lengths, rates: Rates, plan: DevicePlan
         batch=batch,
         rates=rates,
         layout=layout,
-        engine=engine_of(models.hf, config.generator, kv_cache, batch, rates.link),
+        engine=engine_of(models, config.generator, kv_cache, batch, rates.link),
         replicas=config.generator.replicas,
         trained=models.policy.trained,
         staleness=config.rollout.max_staleness,

@@ -17,7 +17,8 @@ from titan_rl.controller.planning.device_plan import DevicePlan, Machine, Models
 from titan_rl.controller.planning.forecast.rates import Rates
 from titan_rl.controller.planning.forecast.scenarios import Lengths, engine_of, scenario_of
 from titan_rl.controller.planning.forecast.step import Forecast, Scenario, forecast
-from titan_rl.controller.preflight.checks import Checked, check_generator_layout
+from titan_rl.controller.preflight.checks import Checked
+from titan_rl.controller.preflight.engine_checks import check_generator_layout
 from titan_rl.trainer.model.layout import check_layout
 from titan_rl.trainer.titan_config import build_titan
 
@@ -123,8 +124,8 @@ def scenario(start: Scenario, choice: Choice, models: Models, machine: Machine) 
     )
     generator = replace(models.config.generator, tensor_parallel=choice.engine_ranks, max_num_seqs=choice.at_once)
     usable = generator.gpu_memory_utilization * machine.memory
-    room = usable - sum(engine_rank(models.hf, models.policy, generator).values())
-    engine = engine_of(models.hf, generator, room, start.batch, start.rates.link)
+    room = usable - sum(engine_rank(models.hf, models.policy, generator, models.draft).values())
+    engine = engine_of(models, generator, room, start.batch, start.rates.link)
     is_spread = machine.hosts > 1
     return replace(
         start, layout=layout, engine=engine, replicas=choice.engines, in_turns=choice.in_turns, crosses_hosts=is_spread
