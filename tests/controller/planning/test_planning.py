@@ -164,8 +164,30 @@ def test_on_a_cpu_it_tells_the_same_as_a_run(capsys):
     assert json.loads(told(capsys, "quickstart", "--json"))["processes"][0]["name"] == "trainer"
 
 
-def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
-    assert "config.json cannot be read" in refused(capsys, "quickstart", f"--model.path={tmp_path}", "--gpus=1")
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("quickstart", "model.path"),
+        ("distillation_tiny", "teacher.path"),
+        ("quickstart", "generator.speculative.model"),
+    ],
+)
+def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys, name, key):
+    line = refused(capsys, name, f"--{key}={tmp_path}", "--generator.speculative.method=draft_model", "--gpus=1")
+    assert line.startswith(f"titan-rl: {key} = '{tmp_path}': it holds no config.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["quickstart", "--generator.speculative.method=ngram", "--rollout.top_p=0.9"], "drafts are not checked with"),
+        (["fp8_tiny", "--lora.rank=8"], "adapters are not trained on layers in FP8"),
+        (["calculator_tiny", "--algorithm.name=sdpo"], "is for tasks of one answer"),
+        (["mopd_tiny", "--teacher.path=tiny"], "teacher.path = 'tiny'"),
+    ],
+)
+def test_what_a_run_would_be_refused_for_is_planned_by_nobody(capsys, arguments, named):
+    assert named in refused(capsys, *arguments)
 
 
 # seconds

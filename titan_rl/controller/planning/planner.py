@@ -14,6 +14,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.model_directory.config_checks import read_config as read_directory
 from titan_rl.config.model_directory.hub import fetch_config, is_hub_name
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.planning.data_plan import measure_data
@@ -36,15 +37,16 @@ from titan_rl.controller.planning.forecast.step import forecast
 from titan_rl.controller.planning.memory_plan import GIB, Need, check_memory, host_needs, memory_needs
 from titan_rl.controller.preflight.checks import (
     Checked,
+    check_laid_out,
     check_placement,
     check_together,
     read_config,
     resolve,
 )
-from titan_rl.controller.preflight.engine_checks import check_generator_layout
+from titan_rl.controller.preflight.engine_checks import check_decoding
 from titan_rl.controller.preflight.ineffective_settings import check_read
-from titan_rl.controller.preflight.role_checks import check_draft_model
-from titan_rl.trainer.model.layout import check_layout, check_products, check_replay
+from titan_rl.controller.preflight.role_checks import check_roles
+from titan_rl.trainer.model.layout import check_products
 
 _ROLES = ("model", "reference", "teacher", "critic", "implicit_reward")
 OWN_TABLES = ("shape", "rates")
@@ -110,9 +112,13 @@ def plan(
     rates = request.rates_for(machine)
     with _with_shapes(config, request) as shaped:
         checked = resolve(shaped, on_cpu=machine is None)
-        _hf(checked)
+        hf = _hf(checked)
         check_read(checked.config, checked.algorithm, checked.titan, checked.task)
         check_together(checked.config, checked.titan)
+        if not config.data.file:
+            check_decoding(checked.config, checked.algorithm, hf)
+        if shaped == config:  # all models are here
+            check_roles(checked.config, checked.algorithm, checked.family, checked.task)
         data = measure_data(checked)
         if request.lengths.prompt is None:
             request = replace(request, lengths=replace(request.lengths, prompt=data.mean or PROMPT))
@@ -155,28 +161,24 @@ def _with_shapes(config: Config, request: PlanRequest) -> Iterator[Config]:
 
 
 def _shaped(path: str, setting: str, folder: Path) -> str:
-    if not path or path == "tiny" or Path(path).exists():
+    if not path or (setting, path) == ("model.path", "tiny"):
         return path
-    if is_known(path):
+    if is_known(path) and not Path(path).exists():
         return write_shape(known(path), folder)
-    if not is_hub_name(path):
-        return path
     try:
-        return fetch_config(path)
+        if is_hub_name(path) and not Path(path).exists():
+            return fetch_config(path)
+        read_directory(Path(path))
     except ValueError as error:
         raise ConfigError(f"{setting} = {path!r}: {error}; or give its --shape") from None
+    return path
 
 
 def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
     check_placement(checked.config)
     hf = _hf(checked)
-    check_layout(hf, checked.titan.parallelism, checked.family)
-    if checked.config.algorithm.routing == "replay":
-        check_replay(hf, checked.family)
     check_products(hf, checked.titan, checked.family, on_cpu=on_cpu)
-    if checked.config.has_generators:
-        check_generator_layout(hf, checked.config.generator.tensor_parallel, on_cpu=on_cpu)
-        check_draft_model(checked.config, hf, checked.family, on_cpu=on_cpu)
+    check_laid_out(checked.config, checked.titan, hf, checked.family, on_cpu=on_cpu)
 
 
 def _hf(checked: Checked) -> PreTrainedConfig:

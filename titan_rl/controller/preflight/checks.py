@@ -287,10 +287,17 @@ def check_model(config: Config, family: Family | None = None) -> None:
         raise ConfigError("model.kernel = 'triton' needs a GPU, and there is none: leave it out, or take 'reference'")
     hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
     titan = build_titan(config)
+    check_products(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
+    check_laid_out(config, titan, hf, family, on_cpu=on_cpu)
+
+
+def check_laid_out(
+    config: Config, titan: TitanConfig, hf: PreTrainedConfig, family: Family | None, *, on_cpu: bool
+) -> None:
+    """Errors: ConfigError for a model that cannot be shared out, adapted or sampled from as the settings say."""
     check_layout(hf, titan.parallelism, family)
     if config.algorithm.routing == "replay":
         check_replay(hf, family)
-    check_products(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
     if config.lora.rank:
         check_lora(hf, config, titan, family)
     elif [group.pattern for group in titan.optimizer.param_groups] != [".*"]:

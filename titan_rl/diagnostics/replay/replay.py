@@ -138,10 +138,11 @@ def _beginning(run_dir: RunDir, first: int, log: Callable[[str], None]) -> tuple
         check_readable(checkpoint[0])
         return checkpoint[1].step + 1, checkpoint[0]
     if first > 1:
+        later = next((step + 1 for step in sorted(folder.steps()) if not folder.flaw(step)), None)
         raise ConfigError(
             f"{run_dir.root} holds no whole checkpoint of a step before {first} ({folder.flaws()}): begin with "
-            f"--from 1, which starts from the base model, or set checkpoint.every and checkpoint.keep_latest_k so that "
-            f"more are kept"
+            f"--from 1, which starts from the base model{f', or with --from {later}' if later else ''}, or set "
+            f"checkpoint.every and checkpoint.keep_latest_k so that more are kept"
         )
     return 1, None
 
