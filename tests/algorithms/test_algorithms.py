@@ -397,6 +397,7 @@ def test_settings_say_what_is_needed(name, options, needs, is_token_sum):
         ({"name": "distillation", "top_k": 4, "kl_clip": 1.0, "kl_coefficient": 0.1}, "has no effect with top_k > 0"),
         ({"name": "maxrl", "overlong_buffer": 3}, "whose rewards must not be negative: leave it out, or take dapo"),
         ({"name": "distillation", "overlong_buffer": 3}, "which learns nothing from rewards: leave it out"),
+        ({"name": "sdpo", "overlong_buffer": 3}, "which learns nothing from rewards: leave it out"),
         ({"overlong_penalty": 2.0}, "algorithm.overlong_penalty has no effect without algorithm.overlong_buffer"),
         ({"dual_clip": 1.0}, "algorithm.dual_clip = 1.0"),
         ({"name": "cispo", "dual_clip": 3.0}, "algorithm.dual_clip = 3.0"),

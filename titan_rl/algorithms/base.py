@@ -119,13 +119,13 @@ class NoSettings:
 class Algorithm(ABC):
     """Base class of algorithms.
 
-    A subclass may set ``needs`` and ``is_token_sum`` in its ``__init__`` if they depend on its settings."""
+    A subclass may set ``needs``, ``rewards`` and ``is_token_sum`` in its ``__init__`` by its settings."""
 
     Settings: ClassVar[type] = NoSettings
     """A keyword-only dataclass of the algorithm's own keys in ``[algorithm]``, which are checked strictly."""
     trains_on: ClassVar[Literal["rollouts", "demonstrations", "pairs", "labels"]] = "rollouts"
     """Kind of training data: sampled rollouts, or records of a file (algorithms/registry.py)."""
-    rewards: ClassVar[Literal["any", "not_negative", "unused"]] = "any"
+    rewards: Literal["any", "not_negative", "unused"] = "any"
     """Rewards that advantages accept; ``unused``: rewards are metrics only."""
     head: ClassVar[Literal["vocabulary", "value"]] = "vocabulary"
     """Last layer of the trained model."""

@@ -77,7 +77,6 @@ def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: 
     cls = _find(prefix, config.name, folders)
     _check_class(prefix, cls)
     _check_source(prefix, cls, on_data)
-    _check_shaping(prefix, cls, config)
     settings = _build_settings(prefix, cls, config.options)
     _check_updates(settings, config.updates_per_batch)
     try:
@@ -89,6 +88,7 @@ def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: 
     check_signature(f"{prefix}: refine", algorithm.refine, ("inputs",))
     check_signature(f"{prefix}: loss", algorithm.loss, ("inputs",))
     _check_needs(prefix, algorithm)
+    _check_shaping(prefix, algorithm, config)
     return algorithm
 
 
@@ -166,13 +166,14 @@ def _check_source(prefix: str, cls: type[Algorithm], on_data: bool) -> None:
         raise ConfigError(f"{prefix} learns from {cls.trains_on} that others wrote: set data.file")
 
 
-def _check_shaping(prefix: str, cls: type[Algorithm], config: AlgorithmConfig) -> None:
+def _check_shaping(prefix: str, algorithm: Algorithm, config: AlgorithmConfig) -> None:
     """Errors: ConfigError for punishments that the algorithm cannot learn from."""
     if config.overlong_penalty != AlgorithmConfig.overlong_penalty and not config.overlong_buffer:
         raise ConfigError("algorithm.overlong_penalty has no effect without algorithm.overlong_buffer: set that, too")
-    if not config.overlong_buffer or cls.rewards == "any":
+    if not config.overlong_buffer or algorithm.rewards == "any":
         return
-    why = "which learns nothing from rewards" if cls.rewards == "unused" else "whose rewards must not be negative"
+    is_unused = algorithm.rewards == "unused"
+    why = "which learns nothing from rewards" if is_unused else "whose rewards must not be negative"
     raise ConfigError(f"algorithm.overlong_buffer takes from rewards, and {prefix}, {why}: leave it out, or take dapo")
 
 

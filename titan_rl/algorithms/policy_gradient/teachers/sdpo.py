@@ -56,7 +56,7 @@ class SDPO(Distillation):
                 raise ValueError(f"reprompt_template has no {{{missing[0]}}}: add it")
 
     settings: Settings
-    rewards: Literal["any", "unused"] = "any"
+    rewards = "any"
 
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
