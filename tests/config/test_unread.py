@@ -10,6 +10,7 @@ from chat_models import TEMPLATE
 from tree import CONFIGS
 
 from titan_rl.cli import main
+from titan_rl.config.load import SWITCHES as SECTION_SWITCHES
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import OUR_SECTIONS, Config, ModelConfig, TaskConfig
 from titan_rl.controller.preflight.checks import Checked, check_together, resolve
@@ -31,6 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "distillation": {"algorithm": {"name": "distillation"}},
     "a tool, ahead": {"task": {"name": "calculator"}, "rollout": {"max_staleness": 1}},
     "lora": {"lora": {"rank": 4}, "algorithm": {"kl_coefficient": 0.1}},
+    "lora on data": {"algorithm": {"name": "sft"}, "data": {"file": "task"}, "lora": {"rank": 4}},
     "hosts": {"hosts": {"launcher": "attach", "addresses": ["tls://a:1"]}},
     "colocated, drafted by a model": {
         "placement": {"mode": "colocated"},
@@ -85,7 +87,8 @@ KEPT = {"generator.gpu_memory_utilization"}
 STEADY = {"rollout.max_turns", "generator.update", "generator.kv"}
 """Of tasks of one answer, and of runs that sample nothing while weights are updated."""
 SWITCHED = {
-    *("lora.alpha", "lora.targets", "lora.adapter", "sft.examples_per_step", "sft.lr", "filter.max_refills"),
+    *(f"lora.{key}" for key in ("alpha", "targets", "adapter", "sync")),
+    *("sft.examples_per_step", "sft.lr", "filter.max_refills"),
     *("curriculum.memory", "algorithm.overlong_penalty", "metrics.project", "mesh.launcher", "task.judge"),
     *("reward_model.reads_end", "compile.components", "compile.backend"),
     *(f"generator.speculative.{key}" for key in ("model", "num_speculative_tokens", "adaptive")),
@@ -119,13 +122,18 @@ UNREAD: dict[str, set[str]] = {
         *("data", "hosts", "reference.path", *(ROLES - {"reference"}), *APART),
         *(key for key in SWITCHED if not key.startswith("lora.")),
     },
+    "lora on data": {
+        *("hosts", *ROLES, *APART, *OF_ROLLOUTS),
+        *("data.held_out_file", "data.held_out_share", "data.format", "data.columns"),
+        *(SWITCHED - {"lora.alpha", "lora.targets", "lora.adapter"}),
+    },
     "hosts": {*CHATS, *STEADY, "data", *ROLES, *APART, *SWITCHED},
     "colocated, drafted by a model": {
         *(*CHATS, *STEADY, "data", "hosts", *ROLES, *APART),
         *(key for key in SWITCHED if not key.startswith("generator.speculative.") or "lookup" in key),
     },
     "all switches": {
-        *(*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, "lora.alpha", "lora.targets", "lora.adapter"),
+        *(*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, "lora.alpha", "lora.targets", "lora.adapter", "lora.sync"),
         "generator.speculative.model",
     },
     "sft": {
@@ -256,6 +264,15 @@ def test_every_key_that_a_run_never_reads_is_refused_by_its_name(kind):
             assert "leave it out" in line or "set " in line, f"{line}: what is the mend?"
         elif not (key in SWITCHES or key in PLACES or key.startswith(("filter.", "metrics.", "parallelism."))):
             assert not line, (key, line)
+
+
+@pytest.mark.parametrize("section", SECTION_SWITCHES)
+def test_every_key_of_a_section_with_a_switch_has_a_rule(section):
+    """A key that is added to one is read only where the section is on."""
+    switch, _ = SECTION_SWITCHES[section]
+    names = {f"{section}.{key.name}" for key in fields(getattr(Config(), section))} - {f"{section}.{switch}"}
+    without = {key for key, changed in keys(resolved("rollouts")) if key in names and not refusal(changed)}
+    assert names and not without
 
 
 def test_all_keys_are_tried():

@@ -197,6 +197,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "lora.alpha": (_HAS_ADAPTERS,),
     "lora.targets": (_HAS_ADAPTERS,),
     "lora.adapter": (_HAS_ADAPTERS,),
+    "lora.sync": (_HAS_ADAPTERS, _HAS_GENERATORS),
     **{role: (_role(role),) for role in (*FROZEN, *LEARNED)},
     "reference.path": (_reference_path,),
     "teacher.path": (_teacher_path,),
