@@ -77,6 +77,14 @@ def test_what_may_change_at_any_time(run, checkpoint, settings):
     assert check(run(checkpoint), **settings) == (LAST if "parallelism__data_parallel_shard_degree" in settings else 0)
 
 
+def test_what_generators_are_sent_may_change_and_the_adapters_may_not(run):
+    run_dir, before = run(), {"lora.rank": 4, "lora.sync": "auto"}
+    resuming._check_kept(run_dir, before, before | {"lora.sync": "adapter"})
+    assert resuming.first_change(before, before | {"lora.sync": "adapter"}) == ""
+    with pytest.raises(ConfigError, match="lora.rank = 8 is not what .* was begun with, 4"):
+        resuming._check_kept(run_dir, before, before | {"lora.rank": 8})
+
+
 KEPT = {
     "run.seed": (dict(run__seed=2), "run.seed = 2 ", ", 1:"),
     "a task": (dict(task__name="lcm"), 'task.name = "lcm"', '"gcd"'),

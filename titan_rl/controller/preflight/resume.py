@@ -37,6 +37,7 @@ _RULES = {
     "model.kernel": _NUMERIC,
     "lora": _ALWAYS,
     "lora.adapter": _BY_CHECKSUM,
+    "lora.sync": _FREE,
     "task": _ALWAYS,
     "task.options.file": _BY_CHECKSUM,
     "task.options.held_out_file": _BY_CHECKSUM,
