@@ -412,6 +412,7 @@ def test_settings_say_what_is_needed(name, options, needs, is_token_sum):
         ({"name": "gdpo", "reward_weights": {"a": 0.0}}, "each of reward_weights is 0, and so would be every"),
         ({"name": "gdpo", "reward_weights": {"a": "1"}}, "algorithm.reward_weights.a = '1'"),
         ({"name": "gigpo", "omega": -1.0}, "algorithm.omega = -1.0"),
+        ({"name": "gigpo", "omega": 0.0, "discount": 0.5}, "discount has no effect: omega = 0 weighs no return of"),
         ({"name": "reinforce_pp", "discount": 0.0}, "algorithm.discount = 0.0"),
         ({"name": "rloo", "normalize_std": True}, "unknown key algorithm.normalize_std"),
         ({"importance": "tokens"}, "algorithm.importance = 'tokens'"),

@@ -375,6 +375,17 @@ def test_a_task_has_one_answer_unless_something_in_it_replies():
         assert task.has_one_answer == has_one, (name, options)
 
 
+@pytest.mark.parametrize("name", ["turn_grpo", "gigpo", "reinforce_pp"])
+def test_a_discount_of_turns_is_refused_where_an_episode_has_one(name):
+    """``reinforce_pp`` discounts tokens."""
+    algorithm = {"algorithm": {"name": name, "discount": 0.5}}
+    line = refusal(resolve(load_config(None, algorithm), on_cpu=True))
+    one_answer = "algorithm.discount = 0.5 has no effect: nothing in the task replies to an answer, so an episode has"
+    assert line.startswith(one_answer) if name != "reinforce_pp" else not line
+    assert not refusal(resolve(load_config(None, algorithm | {"task": {"name": "calculator"}}), on_cpu=True))
+    assert not refusal(resolve(load_config(None, {"algorithm": {"name": name}}), on_cpu=True))
+
+
 def test_filters_together_leave_nothing_only_where_all_right_answers_earn_the_same():
     filters = {"filter": {"no_signal": True, "min_pass_rate": 1}}
     with pytest.raises(ConfigError, match="lower the one, or leave the other out"):

@@ -37,6 +37,12 @@ class GiGPO(TurnGRPO):
         omega: Annotated[float, Field(ge=0, le=1e6)] = 1.0
         """Of the step's advantage; that of the episode counts 1."""
 
+        def __post_init__(self) -> None:
+            """Errors: ValueError for settings that do not go together."""
+            super().__post_init__()
+            if not self.omega:
+                self.refuse(("discount",), "omega = 0 weighs no return of a turn: set that")
+
     def advantages(self, rollouts: list[Rollout]) -> list[np.ndarray]:
         s = self.settings
         episode_G = group_relative(rewards_of(rollouts), s.normalize_std)

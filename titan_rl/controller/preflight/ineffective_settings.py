@@ -8,11 +8,12 @@ switch that is turned off on the command line takes its section of the file with
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any
 
 from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
 from titan_rl.config.errors import raise_findings
 from titan_rl.config.load import as_dict
 from titan_rl.config.mixture import all_tasks, names_of
@@ -128,6 +129,14 @@ def _writes_chats(run: Run) -> bool:
     return run.on_data or has_chats or have_chats(run.config.eval.suites)
 
 
+_ONE_ANSWER = "nothing in the task replies to an answer, so an episode has one; leave it out"
+
+
+def _discount(run: Run) -> str:
+    is_of_turns = isinstance(run.algorithm.settings, TurnGRPO.Settings)
+    return _ONE_ANSWER if is_of_turns and run.task.has_one_answer else ""
+
+
 _HAS_CHATS = _unless(
     _writes_chats,
     "task.style = 'compact' writes prompts without a chat template; leave it out, or set task.style = 'chat'",
@@ -189,6 +198,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "algorithm.updates_per_batch": (_sampled("set data.examples_per_step lower"),),
     "algorithm.train_truncated": (_sampled(),),
     "algorithm.routing": (_sampled(),),
+    "algorithm.discount": (_discount,),
     "algorithm.overlong_buffer": (_sampled(),),
     "algorithm.overlong_penalty": (
         _sampled(),
@@ -215,7 +225,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
         _HAS_GENERATORS,
         _unless(
             lambda run: _has_suite_of_task(run) or not (run.on_data or run.task.has_one_answer),
-            "nothing in the task replies to an answer, so an episode has one; leave it out",
+            _ONE_ANSWER,
         ),
     ),
     "rollout.share_prefix": (
@@ -342,6 +352,10 @@ def _set(run: Run) -> Iterator[tuple[str, Any]]:
     tables = as_dict(run.config) | run.titan.as_dict()
     for section in (*OUR_SECTIONS, *TITAN_SECTIONS):
         yield from _changed(section, tables[section], defaults[section])
+    settings = run.algorithm.settings
+    for own in fields(settings):
+        if own.default not in (MISSING, value := getattr(settings, own.name)):
+            yield f"algorithm.{own.name}", value
     for role in LEARNED:
         for key, value in getattr(run.config, role).lr_scheduler.items():
             if defaults["lr_scheduler"].get(key, value) != value:
