@@ -635,3 +635,21 @@ def test_a_name_that_no_file_can_have_is_one_line(name):
     with pytest.raises(ConfigError, match="^model.path = 'aaa") as caught:
         load_config(None, {"model": {"path": name}})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "setting", ["model.path", "teacher.path", "reference.path", "critic.path", "reward_model.path"]
+)
+def test_a_model_that_is_not_there_is_mended_by_what_the_setting_takes(setting):
+    with pytest.raises(ConfigError, match=f"{setting} = 'tinny': there is no such directory: ") as refused:
+        load_config(None, parse_overrides([f"--{setting}", "tinny"]))
+    mend = str(refused.value)
+    assert ("or 'tiny'" in mend) == (setting == "model.path")
+    assert ("on the Hub" in mend) == ("train a reward model" not in mend) == (setting != "reward_model.path")
+
+
+def test_the_tiny_model_is_offered_to_no_role():
+    by_task = {"teacher": {"by_task": {"gcd": "tiny"}}}
+    for tables in ({"teacher": {"path": "tiny"}}, {"reference": {"path": "tiny"}}, by_task):
+        with pytest.raises(ConfigError, match="= 'tiny': there is no such directory: .*Hub$"):
+            load_config(None, tables)

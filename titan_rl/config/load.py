@@ -22,6 +22,7 @@ from titan_rl.config.errors import ConfigError
 from titan_rl.config.io.bounded_files import read_bytes, read_json
 from titan_rl.config.model_directory.chat_template import read_template
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
+from titan_rl.config.model_directory.config_checks import NoModelError
 from titan_rl.config.sections.schema import (
     MADE,
     OUR_SECTIONS,
@@ -410,7 +411,8 @@ def _directory(
     try:
         return find(_beside(path, config.run.plugin_path), own_family=bool(config.model.family), **conditions)
     except ValueError as error:
-        raise ConfigError(f"{setting} = {path!r}: {error}") from None
+        tiny = ", or 'tiny'" if setting == "model.path" and isinstance(error, NoModelError) else ""
+        raise ConfigError(f"{setting} = {path!r}: {error}{tiny}") from None
 
 
 def as_dict(config: Config) -> dict[str, Any]:

@@ -6,7 +6,7 @@ What only a built model tells is checked by ``models/weights/hf_weights.py``, an
 
 from pathlib import Path
 
-from titan_rl.config.model_directory.config_checks import check_config, check_stop_tokens, read_config
+from titan_rl.config.model_directory.config_checks import NoModelError, check_config, check_stop_tokens, read_config
 from titan_rl.config.model_directory.directory import stored_tensors
 from titan_rl.config.model_directory.hub import fetch, is_hub_name
 from titan_rl.config.model_directory.tensor_names import expected_tensors, is_tied
@@ -52,6 +52,8 @@ def check_reward_model(path: Path) -> None:
         if heads[0].shape[0] != 1:
             raise ValueError(f"it has {heads[0].shape[0]} labels, and a reward model has one: {_TRAIN_ONE}")
         check_finite(tensors)
+    except NoModelError as error:
+        raise ValueError(f"{error.why}: {_TRAIN_ONE}") from None
     except OSError as error:
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
 

@@ -32,20 +32,30 @@ _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_siz
 _NUMBERS = ("rms_norm_eps", "rope_theta")
 _FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob")
 _GIVE = (
-    "give a Hugging Face directory, which begins with a config.json (`titan-rl model smollm2 DIR` makes one), the name "
-    "of a model on the Hub, or 'tiny'"
+    "give a Hugging Face directory, which begins with a config.json (`titan-rl model smollm2 DIR` makes one), or the "
+    "name of a model on the Hub"
 )
 _DTYPES = (None, "auto", "float32", "bfloat16", "float16")
+
+
+class NoModelError(ValueError):
+    """Path without a model. ``why``: the message without its mend, which depends on the setting."""
+
+    def __init__(self, why: str):
+        super().__init__(f"{why}: {_GIVE}")
+        self.why = why
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Errors: ValueError if the directory holds none."""
     if not path.is_dir():
-        raise ValueError(f"{'it is a file' if path.exists() else 'there is no such directory'}: {_GIVE}")
+        raise NoModelError("it is a file" if path.exists() else "there is no such directory")
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
         raise ValueError("it is an adapter (LoRA): merge it into its model first (`merge_and_unload` of peft does)")
     if not (path / "config.json").exists():
-        raise ValueError(f"it holds no config.json: {model_of_run(path) or _GIVE}")
+        if model := model_of_run(path):
+            raise ValueError(f"it holds no config.json: {model}")
+        raise NoModelError("it holds no config.json")
     check_files(path)
     config = read_object(path / "config.json")
     if not config.get("model_type") and is_run_config(config):
