@@ -335,7 +335,8 @@ def test_held_out_answers_that_could_not_be_scored_in_time_are_counted():
     [
         ("rewards_of_testz:correct", ["task.reward = 'rewards_of_testz:correct'", "there is no module"]),
         ("rewards_of_tests:corect", ["there is no 'corect'", "did you mean 'correct'?"]),
-        ("rewards_of_tests", ["is no reward", "known: gsm8k", "'module:name'"]),
+        ("rewards_of_tests", ["is no reward", "known: gsm8k", "task; or give a function of yours, 'module:name'"]),
+        ("taks", ["is no reward: did you mean 'task'? Else give a function of yours, 'module:name'"]),
         ("rewards_of_tests:two", ["must take (prompt, completion, row), but it takes (prompt, completion)"]),
         ("rewards_of_tests:compute_at", ["takes 'url'", "data_source, solution_str, ground_truth, extra_info"]),
         ("rewards_of_tests:of_trl", ["takes 'prompts' where it is given the prompt"]),
@@ -351,6 +352,13 @@ def test_a_mistake_in_the_name_or_the_function_is_one_line(folder, reference, wo
         make_task(config("") if not reference else TaskConfig(name="gcd", reward=reference), [str(folder)])
     [line] = str(caught.value).splitlines()
     assert all(word in line for word in words), line
+
+
+def test_task_is_the_tasks_own_score_by_that_name_too():
+    """As in ``task.rewards`` and for ``eval.grader``."""
+    named, plain = (make_task(TaskConfig(name="gcd", reward=reward)) for reward in ("task", ""))
+    prompt = plain.prompt("train", 1, 0)
+    assert type(named) is type(plain) and named.score(prompt, [prompt.answer]) == {"exact": 1.0}
 
 
 def test_a_rewarded_task_is_otherwise_the_task(folder):

@@ -91,7 +91,7 @@ TASKS_OF_FILES = ("jsonl", "code", "math", "search", "swe", "nemo_gym", *PRESETS
 FILE_OPTIONS = ("file", "held_out_file", "corpus")
 """Keys of their ``task.options`` that name files."""
 OWN_SCORE = "task"
-"""The task's own score, among ``task.rewards`` and as ``eval.grader``."""
+"""The task's own score, among ``task.rewards``, as ``task.reward`` and as ``eval.grader``."""
 JUDGE = "judge"
 """A language model's, among ``task.rewards``, as ``task.reward`` and as ``eval.grader``."""
 ANSWER_REWARDS = ("gsm8k", "gsm8k_flexible", "math")
@@ -120,10 +120,10 @@ class TaskConfig:
     """What a chat begins with."""
     reward: str = ""
     """``pkg.module:name`` of a function ``(prompt, completion, row) -> float | dict``; ``gsm8k``, ``gsm8k_flexible`` or
-    ``math``, by the expected answer; ``judge``, a language model that ``[task.judge]`` tells of; empty: the task's own
-    score."""
+    ``math``, by the expected answer; ``judge``, a language model that ``[task.judge]`` tells of; ``task`` or empty: the
+    task's own score."""
     rewards: dict[str, Weight] = field(default_factory=dict)
-    """Several of these, ``task`` for the task's own score, by their weights: the reward is the weighted sum."""
+    """Several of these by their weights: the reward is the weighted sum."""
     rewards_by_source: dict[str, str] = field(default_factory=dict)
     """Rewards of rows by the set that they are of (``data_source``, ``task_name`` or ``dataset``): its name to one of
     these."""

@@ -41,7 +41,7 @@ def with_rewards(task: Task, config: TaskConfig, folders: Sequence[str]) -> Task
         raise ConfigError("task.reward and task.rewards exclude each other: keep one of them")
     if config.rewards_by_source:
         return _by_source(task, config, folders)
-    if config.reward:
+    if config.reward not in ("", OWN_SCORE):
         return _rewarded(task, config, "task.reward", config.reward, folders)
     if not config.rewards:
         return task
@@ -73,8 +73,8 @@ def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: 
     if name in GRADERS:
         return GradedTask(task, GRADERS[name])
     if not is_reference(name):
-        known = nearest(name, (OWN_SCORE, JUDGE, *GRADERS))
-        raise ConfigError(f"{setting} = {name!r} is no reward: {known}; or give a function of yours, 'module:name'")
+        known = nearest(name, (OWN_SCORE, JUDGE, *GRADERS), "a function of yours, 'module:name'")
+        raise ConfigError(f"{setting} = {name!r} is no reward: {known}")
     function = resolve(setting, name, folders)
     check_reward(f"{setting} = {name!r}", function)
     return RewardedTask(task, function, name)
