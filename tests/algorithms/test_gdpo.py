@@ -1,6 +1,7 @@
 """GDPO: parts of a reward are normalized one by one, then their sum over the batch."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,13 @@ from titan_rl.algorithms.arithmetic.advantages import reward_parts
 from titan_rl.algorithms.batches.batching import step_batches
 from titan_rl.algorithms.policy_gradient.gdpo import GDPO
 from titan_rl.algorithms.policy_gradient.grpo import GRPO
-from titan_rl.config.sections.schema import AlgorithmConfig, Config, RolloutConfig
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.sections.schema import AlgorithmConfig, Config, RolloutConfig, TaskConfig
+from titan_rl.controller.preflight.checks import _check_reward_weights, resolve
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Turn
+from titan_rl.environments.registry import BUILT_IN, make_task
+from titan_rl.environments.rewards.part_names import part_names
+from titan_rl.environments.rollout.demonstrations import worked_answers
 from titan_rl.trainer.objective.preparation import with_advantages
 
 
@@ -95,8 +101,84 @@ def test_rounding_is_no_part():
 
 
 def test_a_part_without_a_weight_is_named_where_others_have_one():
-    with pytest.raises(ValueError, match="reward_weights has no 'short', a part of the reward: add it"):
+    said = r"reward_weights has no 'short', a part of the reward \(right, short; 'shrot' is none of them\): add it"
+    with pytest.raises(ValueError, match=said):
         advantages(group_of(right=RIGHT, short=SHORT), right=1.0, shrot=0.5)
+
+
+CREDITED = {"name": "calculator", "options": {"credit_for_calls": 0.3}}
+MIXED = {"name": "mixture", "options": {"gcd": {}, "calculator": {"options": {"credit_for_calls": 0.3}}}}
+JUDGED = {"url": "http://127.0.0.1:1/v1", "model": "a"}
+FUNCTION = "titan_rl.environments.rewards.unscored:zero"
+OWN = {"rewards": {"task": 1.0, FUNCTION: 0.5}}
+
+
+def check(task: dict[str, Any], weights: dict[str, float], **tables: Any) -> None:
+    algorithm = {"name": "gdpo", "reward_weights": weights}
+    _check_reward_weights(resolve(load_config(None, tables | {"task": task, "algorithm": algorithm}), on_cpu=True))
+
+
+@pytest.mark.parametrize(
+    ("task", "weights"),
+    [
+        (CREDITED, {}),
+        (CREDITED, {"exact": 1.0, "calls": 0.0}),
+        (MIXED, {"exact": 1.0, "calls": 0.5}),
+        (OWN, {"task.exact": 1.0, FUNCTION: 1.0}),
+        (OWN, {"task.exact": 1.0, f"{FUNCTION}.whatever": 1.0}),
+        ({"reward": FUNCTION}, {"whatever": 1.0}),
+        ({"rewards": {"judge": 1.0, "math": 1.0}, "judge": JUDGED}, {"judge": 1.0, "math.right": 1.0}),
+    ],
+)
+def test_weights_of_what_may_be_a_part_are_taken(task, weights):
+    check(task, weights)
+
+
+@pytest.mark.parametrize(
+    ("task", "weights", "said"),
+    [
+        ({}, {"right": 1.0}, r"reward_weights.right is of no part of the reward \(exact\): rename it, or leave it out"),
+        (CREDITED, {"exact": 1.0, "call": 0.5}, r"call is of no part of the reward \(exact, calls\)"),
+        (CREDITED, {"exact": 1.0}, r"has no 'calls', a part of the reward \(exact, calls\): add it, with 0 to leave"),
+        (MIXED, {"exact": 1.0}, "has no 'calls', a part"),
+        (OWN, {"exact": 1.0}, rf"exact is of no part of the reward \(task.exact, {FUNCTION}, {FUNCTION}"),
+        (OWN, {FUNCTION: 1.0}, "has no 'task.exact', a part"),
+    ],
+)
+def test_weights_of_what_is_no_part_are_refused_before_anything_starts(task, weights, said):
+    with pytest.raises(ConfigError, match=said):
+        check(task, weights)
+
+
+def test_a_reward_model_is_the_only_part_of_its_reward(monkeypatch):
+    monkeypatch.setattr("titan_rl.config.load.check_reward_model", lambda path: None)
+    check({}, {"reward_model": 1.0}, reward_model={"path": "there"})
+    with pytest.raises(ConfigError, match=r"exact is of no part of the reward \(reward_model\)"):
+        check({}, {"exact": 1.0}, reward_model={"path": "there"})
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "gcd", "lcm"])
+def test_the_parts_that_are_known_beforehand_are_those_of_a_score(name):
+    task = make_task(TaskConfig(name=name))
+    prompt = task.prompt("train", 1, 0)
+    assert part_names(task) == dict.fromkeys(task.score(prompt, worked_answers(task, prompt)), True)
+
+
+def test_an_environment_may_reward_besides(tmp_path):
+    code = """
+class Own:
+    def prompt(self, stream, seed, index):
+        from titan_rl.data.types import Prompt
+        return Prompt(f"{stream}/{index:07d}", str(index), "", {})
+    def messages(self, prompt): return prompt.text
+    def demonstration(self, prompt): return ""
+    def score(self, prompt, answers): return {}
+    def environment(self, prompt): raise NotImplementedError
+def own(task): return Own()
+"""
+    (tmp_path / "gdpo_task_of_tests.py").write_text(code)
+    task = make_task(TaskConfig(name="gdpo_task_of_tests:own", rewards={"task": 1.0, "math": 1.0}), [str(tmp_path)])
+    assert part_names(task) == {"task": False, "task.*": False, "math.right": True, "environment": False}
 
 
 def test_a_part_that_is_no_number_is_named_by_its_sample():

@@ -45,13 +45,13 @@ class GDPO(PolicyGradient):
         """Weighted sums of group-relative parts, float64 [G].
 
         Errors: ValueError for a part without a weight, where others have one."""
-        parts = reward_parts(rollouts)
-        return np.sum([self._weight(name) * group_relative(part_G, True) for name, part_G in parts.items()], axis=0)
-
-    def _weight(self, name: str) -> float:
-        weights = self.settings.reward_weights
-        if name and weights and name not in weights:
+        parts, weights = reward_parts(rollouts), self.settings.reward_weights
+        names = [name for name in parts if name]
+        if weights and (missing := [name for name in names if name not in weights]):
+            unused = [name for name in weights if name not in names]
+            other = f"; {unused[0]!r} is none of them" if unused else ""
             raise ValueError(
-                f"reward_weights has no {name!r}, a part of the reward: add it, with 0 to leave the part out"
+                f"reward_weights has no {missing[0]!r}, a part of the reward ({', '.join(names)}{other}): add it, with "
+                f"0 to leave the part out"
             )
-        return weights.get(name, 1.0)
+        return np.sum([weights.get(name, 1.0) * group_relative(part_G, True) for name, part_G in parts.items()], axis=0)

@@ -8,6 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.policy_gradient.gdpo import GDPO
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm, with_correction
 from titan_rl.config.device_defaults import for_device
 from titan_rl.config.errors import raise_findings
@@ -44,6 +45,7 @@ from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import Task, make_task
 from titan_rl.environments.rewards.llm_judge import ask_judges, check_judges
+from titan_rl.environments.rewards.part_names import is_part, part_names
 from titan_rl.environments.rollout.decoding import held_out_budget, training_budget
 from titan_rl.environments.rollout.prompt_checks import (
     ThinkingCheck,
@@ -56,6 +58,7 @@ from titan_rl.environments.rollout.prompt_checks import (
 )
 from titan_rl.environments.rollout.suites import Suite, errors_under, tasks_of
 from titan_rl.environments.sandbox.remote import check_server
+from titan_rl.environments.scoring.reward_model import PART
 from titan_rl.environments.scoring.scorer import check_grader
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import HostLauncher, Launcher, make_launcher
@@ -408,6 +411,22 @@ def _check_adapted_head(checked: Checked) -> None:
         )
 
 
+def _check_reward_weights(checked: Checked) -> None:
+    """Errors: ConfigError for weights of what is no part of the reward, and for parts without one."""
+    settings = checked.algorithm.settings
+    if not isinstance(settings, GDPO.Settings) or not settings.reward_weights:
+        return
+    names = {PART: True} if checked.config.reward_model.path else part_names(checked.task)
+    setting, known = "algorithm.reward_weights", ", ".join(name for name in names if name != "*")
+    for name in settings.reward_weights:
+        if not is_part(name, names):
+            raise ConfigError(f"{setting}.{name} is of no part of the reward ({known}): rename it, or leave it out")
+    if missing := [name for name, is_always in names.items() if is_always and name not in settings.reward_weights]:
+        raise ConfigError(
+            f"{setting} has no {missing[0]!r}, a part of the reward ({known}): add it, with 0 to leave the part out"
+        )
+
+
 def _check_suites_ready(checked: Checked) -> None:
     for suite in checked.suites:
         with errors_under(suite.setting):
@@ -444,6 +463,7 @@ CHECKS = (
     Check("trackers", lambda c: check_trackers(c.config.metrics)),
     Check("dataset", with_dataset, needs="model", applies=lambda config: not _samples(config)),
     Check("prompts", check_prompts, needs="model", applies=_samples),
+    Check("reward weights", _check_reward_weights, needs="prompts", applies=_samples, of_updates=True),
     Check("suites", with_suites, needs="model", applies=lambda config: bool(config.eval.suites)),
     Check(
         "grader",

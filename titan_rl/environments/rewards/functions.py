@@ -146,6 +146,11 @@ class SourcedTask(TaskWrapper):
         return self.scored_by[source].score(prompt, answers)
 
 
+def part_label(name: str, part: str) -> str:
+    """Name of a part of one of several rewards."""
+    return name if part == "reward" else f"{name}.{part}"
+
+
 class WeightedTask(TaskWrapper):
     """Task with a weighted sum of rewards; parts are recorded with their weights."""
 
@@ -163,8 +168,8 @@ class WeightedTask(TaskWrapper):
         parts: dict[str, float | list[float]] = {}
         for name, (task, weight) in self.scored_by.items():
             for part, value in task.score(prompt, answers).items():
-                label = name if part == "reward" else f"{name}.{part}"
-                parts[label] = [weight * item for item in value] if isinstance(value, list) else weight * value
+                weighted = [weight * item for item in value] if isinstance(value, list) else weight * value
+                parts[part_label(name, part)] = weighted
         return parts
 
 
