@@ -16,8 +16,8 @@ from titan_rl.config.sections.schema import AlgorithmConfig, Config, RolloutConf
 from titan_rl.controller.preflight.checks import _check_reward_weights, resolve
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Turn
 from titan_rl.environments.registry import BUILT_IN, make_task
-from titan_rl.environments.rewards.part_names import part_names
 from titan_rl.environments.rollout.demonstrations import worked_answers
+from titan_rl.environments.scoring.part_names import part_names
 from titan_rl.trainer.objective.preparation import with_advantages
 
 

@@ -45,7 +45,6 @@ from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import Task, make_task
 from titan_rl.environments.rewards.llm_judge import ask_judges, check_judges
-from titan_rl.environments.rewards.part_names import is_part, part_names
 from titan_rl.environments.rollout.decoding import held_out_budget, training_budget
 from titan_rl.environments.rollout.prompt_checks import (
     ThinkingCheck,
@@ -58,6 +57,7 @@ from titan_rl.environments.rollout.prompt_checks import (
 )
 from titan_rl.environments.rollout.suites import Suite, errors_under, tasks_of
 from titan_rl.environments.sandbox.remote import check_server
+from titan_rl.environments.scoring.part_names import check_weights_of_parts, part_names
 from titan_rl.environments.scoring.reward_model import PART
 from titan_rl.environments.scoring.scorer import check_grader
 from titan_rl.mesh.channel.transports import has_ibverbs
@@ -412,19 +412,10 @@ def _check_adapted_head(checked: Checked) -> None:
 
 
 def _check_reward_weights(checked: Checked) -> None:
-    """Errors: ConfigError for weights of what is no part of the reward, and for parts without one."""
     settings = checked.algorithm.settings
-    if not isinstance(settings, GDPO.Settings) or not settings.reward_weights:
-        return
-    names = {PART: True} if checked.config.reward_model.path else part_names(checked.task)
-    setting, known = "algorithm.reward_weights", ", ".join(name for name in names if name != "*")
-    for name in settings.reward_weights:
-        if not is_part(name, names):
-            raise ConfigError(f"{setting}.{name} is of no part of the reward ({known}): rename it, or leave it out")
-    if missing := [name for name, is_always in names.items() if is_always and name not in settings.reward_weights]:
-        raise ConfigError(
-            f"{setting} has no {missing[0]!r}, a part of the reward ({known}): add it, with 0 to leave the part out"
-        )
+    if isinstance(settings, GDPO.Settings) and settings.reward_weights:
+        has_model = bool(checked.config.reward_model.path)
+        check_weights_of_parts(settings.reward_weights, {PART: True} if has_model else part_names(checked.task))
 
 
 def _check_suites_ready(checked: Checked) -> None:

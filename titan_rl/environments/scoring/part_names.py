@@ -3,8 +3,9 @@
 A reward function of the user's may name what it likes, and is not called here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from titan_rl.config.load import ConfigError
 from titan_rl.environments.interfaces.task import Task, TaskWrapper, parts_of
 from titan_rl.environments.rewards.functions import (
     GradedTask,
@@ -27,7 +28,19 @@ def part_names(task: Task) -> Names:
     return _names(task) | ({"environment": False} if may_reward else {})
 
 
-def is_part(name: str, names: Names) -> bool:
+def check_weights_of_parts(weights: Collection[str], names: Names) -> None:
+    """Errors: ConfigError for weights of what is no part of the reward, and for parts without one."""
+    setting, known = "algorithm.reward_weights", ", ".join(name for name in names if name != "*")
+    for name in weights:
+        if not _is_part(name, names):
+            raise ConfigError(f"{setting}.{name} is of no part of the reward ({known}): rename it, or leave it out")
+    if missing := [name for name, is_always in names.items() if is_always and name not in weights]:
+        raise ConfigError(
+            f"{setting} has no {missing[0]!r}, a part of the reward ({known}): add it, with 0 to leave the part out"
+        )
+
+
+def _is_part(name: str, names: Names) -> bool:
     """Whether there may be a part of the name."""
     return name in names or any(name.startswith(known[:-1]) for known in names if known.endswith("*"))
 
