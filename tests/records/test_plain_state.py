@@ -49,6 +49,15 @@ def test_what_was_saved_is_read(checkpoint):
     assert state_flaw(checkpoint) is None
 
 
+def test_an_interrupt_is_no_damage_of_the_checkpoint(checkpoint, monkeypatch):
+    def interrupted(planner, item, value):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PlainPlanner, "load_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loaded(checkpoint)
+
+
 def test_what_an_early_python_3_11_saved_is_read(tmp_path, monkeypatch):
     """Up to 3.11.3 it pickles a member of an enumeration as an attribute of it."""
     monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name)))

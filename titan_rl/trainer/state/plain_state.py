@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as described
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -110,7 +111,7 @@ class PlainPlanner(DefaultLoadPlanner):
 def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
     """Fill ``state`` from a checkpoint. All ranks call this together, unless ``no_dist``.
 
-    Errors: StateError, also for a checkpoint that does not fit."""
+    Errors: StateError, also for a checkpoint that does not fit; what interrupts the load, such as KeyboardInterrupt."""
     try:
         reader = PlainReader(folder)
     except StoreError as error:
@@ -121,6 +122,9 @@ def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) ->
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
             load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=no_dist)
     except CheckpointException as failure:  # a BaseException
+        cause, _ = failure.failures.get(0 if no_dist else dist.get_rank(), (failure, None))
+        if not isinstance(cause, Exception | CheckpointException):
+            raise cause from None  # an interrupt of this process says nothing about the checkpoint
         raise StateError(f"{folder} cannot be loaded: {reason_of(failure)}") from failure
 
 
