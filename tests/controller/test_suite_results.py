@@ -62,6 +62,8 @@ def test_a_suite_that_cannot_be_scored_is_recorded_so_beside_the_other(evaluatio
     assert not first.questions and len(first.unscored) == 8 and "the judge is away" in first.first_failure
     assert "nothing scored" in str(first) and first.metrics == {"eval/first/unscored": 8}
     assert len(second.questions) == 8 and second.metrics["eval/second/pass@1"] == 1 / 8
+    engine = second.as_dict()["settings"]["generator"]
+    assert {"dtype", "quantization"} < engine.keys() and engine["tensor_parallel"] == 1
     assert "not scored" in table([first, second])
 
 

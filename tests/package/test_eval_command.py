@@ -7,7 +7,7 @@ import pytest
 
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.sections.schema import Config
+from titan_rl.config.sections.schema import Config, GeneratorConfig
 from titan_rl.controller.preflight.engine_checks import check_suite_decoding
 from titan_rl.diagnostics import evaluation
 from titan_rl.environments.rollout.decoding import suite_decoding
@@ -18,6 +18,7 @@ from titan_rl.records.evaluations.results import Answer, Question, SuiteResult
 from titan_rl.records.statistics import Proportion
 
 SCORED = SuiteResult("a", 1, 1, False, [Question("q", "1?", "1", [Answer(0, "1", None, True, 1.0, "ok", 1)])], {}, {})
+FP8 = Config(generator=GeneratorConfig(dtype="bfloat16", quantization="fp8_per_channel"))
 UNSCORED = SuiteResult("b", 1, 1, False, [], {"q": "the judge is away"}, {})
 
 
@@ -27,7 +28,7 @@ def command(monkeypatch, tmp_path):
     toml = tmp_path / "run.toml"
     toml.write_text("[[eval.suites]]\nname = 'gsm8k'\n")
     monkeypatch.setattr("titan_rl.train.evaluate_directory", lambda *arguments: Proportion(1, 2))
-    monkeypatch.setattr(evaluation, "checked_suites", lambda *arguments: SimpleNamespace(config=Config()))
+    monkeypatch.setattr(evaluation, "checked_suites", lambda *arguments: SimpleNamespace(config=FP8))
     monkeypatch.setattr(evaluation, "find_sources", lambda config: {})
 
     def run(*results: SuiteResult, fails: bool = False) -> int:
@@ -52,6 +53,7 @@ def test_json_holds_the_held_out_accuracy_beside_all_suites(command, capsys, tmp
     assert suite["suite"] == "a" and suite["metrics"]["avg@1"]["value"] == 1
     record = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert record["held_out"] == found["held_out"] and record["suites"] == found["suites"]
+    assert (record["generator"]["dtype"], record["generator"]["quantization"]) == ("bfloat16", "fp8_per_channel")
 
 
 def test_a_suite_that_could_not_be_scored_is_an_error_behind_all_results(command, capsys, tmp_path):

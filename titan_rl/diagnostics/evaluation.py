@@ -19,6 +19,7 @@ from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import Config, TaskConfig
 from titan_rl.config.sections.suites import SuiteConfig
+from titan_rl.controller.loop.suites import engine_settings
 from titan_rl.controller.preflight.checks import Checked, check, read_config, resolve, tokenizer_of
 from titan_rl.controller.preflight.data_checks import longest_prompt
 from titan_rl.controller.wiring import Actors
@@ -182,6 +183,7 @@ def _record(checked: Checked) -> dict[str, Any]:
     return {
         "model": checked.config.model.path,
         "seed": checked.config.run.seed,
+        "generator": engine_settings(checked.config),
         "sources": find_sources(checked.config),
         "packages": package_versions(),
     }

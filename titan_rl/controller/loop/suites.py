@@ -59,7 +59,13 @@ async def _evaluate(meshes: Meshes, suite: Suite, config: Config) -> SuiteResult
                 return Group(prompt.id, [], refused=str(error))
 
     groups = await together(ask(prompt) for prompt in suite.prompts)
-    return as_result(suite, groups, {"sampling": asdict(sampling)})
+    return as_result(suite, groups, {"sampling": asdict(sampling), "generator": engine_settings(config)})
+
+
+def engine_settings(config: Config) -> dict[str, object]:
+    """Values of ``[generator]`` on which a model's answers depend."""
+    generator = asdict(config.generator)
+    return {name: generator[name] for name in ("dtype", "quantization", "tensor_parallel", "speculative")}
 
 
 def sampling_of(suite: Suite, config: Config, max_tokens: int) -> Sampling:
