@@ -145,7 +145,7 @@ def test_text_of_a_recipe_stays_in_its_cell(reported):
 def test_a_step_without_agreement_is_beyond_the_limit(reported):
     run_dir, report = reported
     config = json.loads(run_dir.config.read_text())
-    config["rollout"]["max_staleness"], config["algorithm"]["updates_per_batch"] = 0, 1
+    config["rollout"]["max_staleness"] = 0
     run_dir.config.write_text(json.dumps(config))
     records = [{"step": step, "loss": 0.1, "agreement_mean": each} for step, each in ((1, 1.0), (2, math.nan))]
     (run_dir.root / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -266,6 +266,7 @@ def test_agreement_has_a_limit_on_policy_alone():
     exact, loose = limit_of(settings), limit_of(settings | {"generator.dtype": "bfloat16"})
     assert not is_within([1.0, 1.004], exact) and is_within([1.0, 1.004], loose)
     assert is_within([1.0, 1.004], limit_of(settings | {"generator.quantization": "fp8_per_block"}))
+    assert limit_of(settings | {"algorithm.updates_per_batch": 4}) == exact
     assert limit_of(settings | {"rollout.max_staleness": 1}) is None
     assert not is_within([1.0, math.nan], loose) and not is_within([1.0, -math.inf], loose)
 

@@ -312,6 +312,30 @@ def test_agreement_by_hand():
     assert float(sums["kl_k3"]) == pytest.approx((e(0.5) - 1 - 0.5) + (e(-1) - 1 + 1))
 
 
+@pytest.mark.parametrize(
+    ("moves", "decoupled", "measured"),
+    [
+        ((True, True), False, [(0,), (0,)]),
+        ((False, True), False, [(0, 1), (0, 1)]),  # the first had no signal: both rows met the same policy
+        ((True, True), True, [(0,), (1,)]),  # the proximal log-probabilities are of all rows
+    ],
+)
+def test_agreement_of_an_update_leaves_out_what_the_step_moved(model_path, moves, decoupled, measured):
+    options = {"decoupled": True, "importance": "token"} if decoupled else {}
+    tables = {"algorithm": {"updates_per_batch": 2} | options, "optimizer": {"lr": 1e-2}}
+    config = load_config(None, tables)
+
+    def learner() -> Learner:
+        return Learner(config, build_titan(config), model_path)
+
+    rows = [batch_of(seed).rows[0] for seed in (0, 1)]
+    before = [learner().train_step([each], [True])[0] for each in rows]
+    for answer, updates in zip(learner().train_step(rows, list(moves)), measured, strict=True):
+        wanted = [before[update] for update in updates]
+        assert answer.agreement_mean == pytest.approx(np.mean([each.agreement_mean for each in wanted]), rel=1e-6)
+        assert answer.agreement_max == pytest.approx(max(each.agreement_max for each in wanted), rel=1e-6)
+
+
 @pytest.mark.parametrize("copies", [True, False])
 def test_checkpoint_gives_the_next_steps_back_bit_for_bit(make_learner, tmp_path, copies):
     learner = make_learner()

@@ -378,7 +378,7 @@ class StepMetrics:
     grad_norm: float = 0.0
     entropy: float = 0.0
     agreement_mean: float = 1.0
-    """Mean of exp|trainer logprob - sampling logprob|."""
+    """Mean of exp|trainer logprob - sampling logprob|, before the step's updates moved the policy."""
     agreement_max: float = 1.0
     kl_k3: float = 0.0
     """Mean of r - 1 - log r, r the ratio of trainer to sampler: Schulman's k3 estimate of KL(sampler, trainer)."""

@@ -179,7 +179,7 @@ def trained_metrics(step: StepMetrics) -> dict[str, float]:
 
 
 def agreement_limit(generator_dtype: str, trainer_dtype: str, *, fp8: bool = False) -> float:
-    """Mean of exp|trainer logprob - sampling logprob| above which something is wrong, if samples are on-policy.
+    """Mean of exp|trainer logprob - sampling logprob| above which something is wrong, if no sample is stale.
 
     Rounding alone makes the two differ: seen were 1.000001 in fp32 and up to 1.03 in bf16. With FP8, on one side or on
     both, it was up to 1.06 for a tiny model, and 1.25 for SmolLM2.

@@ -7,13 +7,16 @@ import sys
 from io import StringIO
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from titan_rl.config.sections.schema import AlgorithmConfig, Config, GeneratorConfig, RolloutConfig
 from titan_rl.controller.console.display import Display
 from titan_rl.controller.console.step_table import Sample, duration, headline, panel, sample_of
+from titan_rl.controller.loop.reporting import Reporter
 from titan_rl.data.types import Group, Rollout, StepMetrics
 from titan_rl.records.metrics import (
     MetricsLog,
@@ -24,6 +27,7 @@ from titan_rl.records.metrics import (
     speeds,
     trained_metrics,
 )
+from titan_rl.records.run_directory.rundir import RunDir
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +91,22 @@ def test_metrics_of_several_updates():
     merged = mean_metrics([one, two])
     assert (merged.loss, merged.agreement_max, merged.num_trained_tokens) == (1.5, 3, 11)
     assert merged.loss_metrics == {"ratio_max": 0.5}  # a mean over tokens, whatever it is called
+
+
+@pytest.mark.parametrize(("staleness", "says"), [(0, 1), (1, 0)])
+def test_disagreement_is_said_once_whatever_the_updates(tmp_path, staleness, says):
+    config = Config(
+        algorithm=AlgorithmConfig(updates_per_batch=4),
+        rollout=RolloutConfig(max_staleness=staleness),
+        generator=GeneratorConfig(dtype="float32"),
+    )
+    lines: list[str] = []
+    display: Any = SimpleNamespace(log=lines.append)
+    others: Any = (MetricsLog(tmp_path), display, None, lambda *arguments, **fields: None)
+    reporter = Reporter(config, RunDir(tmp_path), *others, trainer_dtype="float32")
+    for step, mean in enumerate((1.0, 1.01, 1.02), 1):
+        reporter._warn_of_disagreement(step, StepMetrics(agreement_mean=mean))
+    assert [line.partition(":")[0] for line in lines] == ["step 2"][:says]
 
 
 def test_what_a_loss_counts_reaches_the_record_by_its_name():

@@ -78,7 +78,7 @@ class Reporter:
         self.config, self.run_dir, self.metrics, self.display = config, run_dir, metrics, display
         self.stragglers, self.record_event = stragglers, record_event
         self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype, fp8=config.uses_fp8)
-        self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
+        self._is_never_stale = not config.rollout.max_staleness
         self._has_warned = self._has_warned_short = self._has_told_retry = False
         self._logged_failures: set[str] = set()
         self._alarms = AlarmWatch(run_dir.root, log=display.log, record_event=record_event)
@@ -157,7 +157,7 @@ class Reporter:
             self.record_event("straggler", name=name, ratio=ratio, step=step)
 
     def _warn_of_disagreement(self, step: int, metrics: StepMetrics) -> None:
-        if self._is_on_policy and not self._has_warned and metrics.agreement_mean > self._agreement_limit:
+        if self._is_never_stale and not self._has_warned and metrics.agreement_mean > self._agreement_limit:
             self._has_warned = True
             self.display.log(
                 f"step {step}: trainer and generator disagree about the tokens that were sampled, by a factor of "

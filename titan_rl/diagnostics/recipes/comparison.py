@@ -98,10 +98,9 @@ def is_within(agreements: Sequence[float], limit: float) -> bool:
 
 
 def limit_of(settings: Mapping[str, Any]) -> float | None:
-    """Limit of agreement; None for a run off-policy, where none holds. ``settings``: flat, by dotted keys."""
-    is_on_policy = settings.get("rollout.max_staleness") == 0 and settings.get("algorithm.updates_per_batch") == 1
+    """Limit of agreement; None for a run with stale samples, where none holds. ``settings``: flat, by dotted keys."""
     dtypes = str(settings.get("generator.dtype")), str(settings.get("training.mixed_precision_param"))
-    return agreement_limit(*dtypes, fp8=uses_fp8(settings)) if is_on_policy else None
+    return agreement_limit(*dtypes, fp8=uses_fp8(settings)) if settings.get("rollout.max_staleness") == 0 else None
 
 
 def differences(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> list[Difference]:

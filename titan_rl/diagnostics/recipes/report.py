@@ -203,7 +203,7 @@ def _agreement(run: RecipeRun) -> str:
     figures = f"mean {sum(agreements) / len(agreements):.5f}, largest {comparison.largest_of(agreements):.5f}"
     limit = comparison.limit_of(run.settings)
     if limit is None:
-        return f"{figures} (off-policy, without a limit)"
+        return f"{figures} (stale samples, without a limit)"
     return f"{figures}; {'within' if comparison.is_within(agreements, limit) else 'BEYOND'} the limit of {limit:g}"
 
 

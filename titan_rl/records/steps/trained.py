@@ -4,6 +4,7 @@
                                    the means: disagreement (of |trainer logprob - sampling logprob|) and advantage
 
 Log-probabilities are of the weights before the update, so they are what the agreement with the generator is made of.
+In a step's later updates they also have the policy's movement in the earlier ones, which the agreement leaves out.
 A run that was driven by a loop of one's own, or began before there were such files, has none.
 
 Dimensions: T tokens of a rollout, M of them the model's, S trained tokens of a row.

@@ -6,12 +6,14 @@ row's tensors, by the names of ``data.types.Row``.
 Dimensions: S trained tokens of a row.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from titan_rl.algorithms.base import Algorithm, LossInputs, provided
+from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.numbers import all_zero
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.kernels.policy_loss import bounded_log_ratio
@@ -66,12 +68,18 @@ def loss_inputs(
 def loss_and_sums(
     algorithm: Algorithm, statistics: torch.Tensor, columns: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Loss of a row, and metric sums that add up over rows and ranks."""
+    """Loss of a row, and metric sums that add up over rows and ranks.
+
+    The agreement is of the proximal log-probabilities, where an algorithm has them: the weights at hand may have moved
+    since the step began."""
     inputs = loss_inputs(algorithm, statistics, columns, columns["offsets_N"])
     loss, metrics = algorithm.loss(inputs)
     counted_S = inputs.weight_S > 0
     sums = {name: value.detach() for name, value in metrics.items()}
     sums |= agreement_sums(inputs.logprob_S, inputs.sampling_logprob_S, counted_S)
+    if inputs.proximal_logprob_S is not None:
+        before = agreement_sums(inputs.proximal_logprob_S, inputs.sampling_logprob_S, counted_S)
+        sums |= {name: before[name] for name in ("agreement_mean", "agreement_max")}
     entropy_S = torch.where(counted_S, inputs.entropy_S.detach(), 0)
     sums |= {"loss": loss.detach(), "entropy": entropy_S.sum(), "count": counted_S.sum()}
     for number, task in enumerate(algorithm.tasks):
@@ -152,6 +160,28 @@ def step_metrics(totals: dict[str, float]) -> StepMetrics:
         loss_metrics={name: totals[name] / number for name, number in counts.items() if number},
         num_trained_tokens=int(totals["count"]),
     )
+
+
+def with_agreement_before(
+    answers: Sequence[StepMetrics | NonfiniteBatch], moves: Sequence[bool]
+) -> list[StepMetrics | NonfiniteBatch]:
+    """A step's updates, each with the agreement of those up to the first that moved the policy.
+
+    Later ones differ from the generator by the policy's own movement. ``moves``: whether an update moves the policy if
+    it is applied."""
+    applied = [(n, answer) for n, answer in enumerate(answers) if isinstance(answer, StepMetrics)]
+    first = next((n for n, _ in applied if moves[n]), len(answers))
+    before = [answer for n, answer in applied if n <= first]
+    if not before:
+        return list(answers)
+    agreement_mean = sum(answer.agreement_mean for answer in before) / len(before)
+    agreement_max = max(answer.agreement_max for answer in before)
+    return [
+        replace(answer, agreement_mean=agreement_mean, agreement_max=agreement_max)
+        if isinstance(answer, StepMetrics)
+        else answer
+        for answer in answers
+    ]
 
 
 def _is_metric(name: str) -> bool:

@@ -48,6 +48,7 @@ from titan_rl.trainer.objective.objective import (
     loss_inputs,
     rows_without_gradient,
     step_metrics,
+    with_agreement_before,
     zero_totals,
 )
 from titan_rl.trainer.objective.preparation import (
@@ -226,8 +227,10 @@ class Learner(TrainerRank):
         moves = [signal or not self.algorithm.is_still_without_advantage for signal in has_signal]
 
         def updates(results: Sequence[RoleResult | None], waits: bool) -> list[StepMetrics | NonfiniteBatch]:
-            updates_in_order = zip(self._with_advantages(batches), moves, results, strict=True)
-            return [self._recorded(rows, may_move and not waits, result) for rows, may_move, result in updates_in_order]
+            may_move = [does and not waits for does in moves]
+            updates_in_order = zip(self._with_advantages(batches), may_move, results, strict=True)
+            answers = [self._recorded(rows, does, result) for rows, does, result in updates_in_order]
+            return answers if self.algorithm.needs.proximal else with_agreement_before(answers, may_move)
 
         if self.learned is None:
             return updates([None] * len(batches), False)
