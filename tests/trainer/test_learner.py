@@ -22,7 +22,7 @@ from titan_rl.kernels import linear_logprob
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.layers import decoder
 from titan_rl.records.checkpoints.shard_store import ShardStore
-from titan_rl.trainer.objective.objective import agreement_sums, loss_and_sums
+from titan_rl.trainer.objective.objective import agreement_sums, loss_and_sums, with_agreement_before
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import load_snapshot
 from titan_rl.trainer.state.snapshot_kinds import make_snapshots
@@ -334,6 +334,13 @@ def test_agreement_of_an_update_leaves_out_what_the_step_moved(model_path, moves
         wanted = [before[update] for update in updates]
         assert answer.agreement_mean == pytest.approx(np.mean([each.agreement_mean for each in wanted]), rel=1e-6)
         assert answer.agreement_max == pytest.approx(max(each.agreement_max for each in wanted), rel=1e-6)
+
+
+def test_an_update_without_tokens_says_nothing_of_agreement():
+    empty, first = StepMetrics(agreement_mean=0.0), StepMetrics(agreement_mean=1.25, num_trained_tokens=3)
+    later = StepMetrics(agreement_mean=2.0, num_trained_tokens=3)
+    answers = with_agreement_before([empty, first, later], [False, True, True])
+    assert [answer.agreement_mean for answer in answers] == [1.25, 1.25, 1.25]
 
 
 @pytest.mark.parametrize("copies", [True, False])

@@ -228,6 +228,12 @@ def test_rewards_that_roles_make_advantages_of_are_no_alarm(base):
         asyncio.run(arithmetic.magnitude(context_of("distillation_tiny")))
 
 
+def test_weights_of_a_rewards_parts_are_no_alarm():
+    """The doctor's own rewards have none of these parts."""
+    context = context_of(algorithm={"name": "gdpo", "reward_weights": {"exact": 1.0}})
+    assert asyncio.run(arithmetic.branches(context)) and asyncio.run(arithmetic.magnitude(context))
+
+
 def changed_rows(change, monkeypatch) -> None:
     """Plants a bug into what packing gives: ``change(weight_S, advantage_S, offsets, owners)``, in place."""
     made = arithmetic.step_batches

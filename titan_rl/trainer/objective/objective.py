@@ -171,7 +171,7 @@ def with_agreement_before(
     it is applied."""
     applied = [(n, answer) for n, answer in enumerate(answers) if isinstance(answer, StepMetrics)]
     first = next((n for n, _ in applied if moves[n]), len(answers))
-    before = [answer for n, answer in applied if n <= first]
+    before = [answer for n, answer in applied if n <= first and answer.num_trained_tokens]
     if not before:
         return list(answers)
     agreement_mean = sum(answer.agreement_mean for answer in before) / len(before)

@@ -38,7 +38,6 @@ def made_rollout(number: int, reward: float, *, branches: Sequence[int] = ()) ->
         turns=[Turn(1, 3, "stop"), Turn(4, 6, "stop")],
         status="ok",
         reward=reward,
-        reward_parts={"made": reward},
         turn_rewards=[0.0, reward],
         branches=list(branches),
     )

@@ -105,7 +105,6 @@ def _rollout(prompt_id: str, number: int, prompt: np.ndarray, word: int, reward:
         turns=[Turn(count, count + 1, "stop")],
         status="ok",
         reward=reward,
-        reward_parts={"bandit": reward},
         turn_rewards=[reward],
     )
 
