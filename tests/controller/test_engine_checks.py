@@ -173,6 +173,12 @@ def test_a_model_that_cannot_draft_is_refused(tmp_path, case, why):
     assert str(caught.value).startswith(f"generator.speculative.model = '{tmp_path}'")
 
 
+def test_a_path_that_vllm_takes_for_other_drafts_is_refused(tmp_path):
+    make_tiny(tmp_path / "Eagle3" / "draft", seed=1, num_layers=1)
+    with pytest.raises(ConfigError, match="a path with 'eagle3' in it for one of another kind"):
+        check_model(load_config(None, drafted_by(tmp_path / "Eagle3" / "draft")), None)
+
+
 def test_engines_and_plan_count_a_draft_model(tmp_path):
     make_tiny(tmp_path / "draft", seed=1, num_layers=2)
     config = for_device(load_config(None, drafted_by(tmp_path / "draft")), on_cpu=False)

@@ -25,6 +25,9 @@ from titan_rl.trainer.roles.names import FROZEN, LEARNED, num_words
 from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan, role_titan
 from titan_rl.trainer.titan_limits import check_length, check_patterns
 
+_OTHER_DRAFTS = ("eagle-", "eagle3", "dflash", "dspark")
+"""Words by which vLLM 0.32 tells other kinds of drafts from draft models, in whatever folder they stand."""
+
 
 def check_roles(config: Config, algorithm: Algorithm, family: Family | None, task: Task) -> None:
     """Errors: ConfigError for a role that cannot be built or laid out, or that has other tokens than the policy."""
@@ -215,6 +218,11 @@ def check_draft_model(
         check_generator_layout(draft, config.generator.tensor_parallel, on_cpu=on_cpu)
     except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:  # or what a family raises
         raise ConfigError(f"{setting}: {' '.join(str(error).split())}") from None
+    if taken := [word for word in _OTHER_DRAFTS if word in settings.model.lower()]:
+        raise ConfigError(
+            f"{setting}: vLLM takes a path with {taken[0]!r} in it for one of another kind of draft; give the model "
+            f"another path, such as a link"
+        )
     kinds = {"draft": draft, "policy": policy}
     if latent := [kind for kind, hf in kinds.items() if getattr(hf, "kv_lora_rank", None) is not None]:
         raise ConfigError(
