@@ -384,7 +384,7 @@ class _Sum:
     """
 
     def __init__(self, name: str, parameter: torch.Tensor, dtype: torch.dtype, words_outside: bool):
-        self.parameter, self.dtype = parameter, dtype
+        self.name, self.parameter, self.dtype = name, parameter, dtype
         self.out = _empty(name, parameter, parameter.shape, parameter.dtype if words_outside else dtype)
 
     def block(self, words: slice, first: bool) -> torch.Tensor:
@@ -401,7 +401,11 @@ class _Sum:
             self.out[words] = self._block
 
     def finished(self, has_blocks: bool) -> torch.Tensor:
-        return self.out.to(self.parameter.dtype) if has_blocks else torch.zeros_like(self.parameter)
+        if not has_blocks:
+            return torch.zeros_like(self.parameter)
+        if self.out.dtype == self.parameter.dtype:
+            return self.out
+        return _empty(self.name, self.parameter, self.parameter.shape, self.parameter.dtype).copy_(self.out)
 
 
 class _Gradients:

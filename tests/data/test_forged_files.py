@@ -25,7 +25,7 @@ from titan_rl.config.io.bounded_files import (
     read_lines,
 )
 
-SECONDS, MIB = 5.0, 1024
+SECONDS, MIB = 15.0, 1024
 """Of computing, and held at most, for each."""
 CASES = sorted(forged_files.cases())
 

@@ -273,11 +273,14 @@ def test_expected_gradients_are_handed_over_once(again):
     assert len(again) == 1
 
 
-@pytest.mark.parametrize("dtype, kept", [(torch.float32, 0), (torch.bfloat16, 2**27)])
+@pytest.mark.parametrize(
+    "dtype, kept, wide", [(torch.float32, 0, False), (torch.bfloat16, 2**27, False), (torch.bfloat16, 2**27, True)]
+)
 @pytest.mark.parametrize("expects", [False, True])
-def test_a_kept_workspace_serves_one_call_after_the_other(monkeypatch, expects, dtype, kept):
+def test_a_kept_workspace_serves_one_call_after_the_other(monkeypatch, expects, dtype, kept, wide):
     """Longest rows first or last: gradients are those of calls with memory of their own, which is made anew each."""
     monkeypatch.setattr(room, "_CPU_KEPT_SIZE", kept)
+    monkeypatch.setattr(room, "multiplies_wide", lambda: wide)
 
     def gradients_of(num_tokens: int) -> tuple[torch.Tensor, ...]:
         leaves, target_S = problem(num_tokens, 60, 8, dtype, bias=True)

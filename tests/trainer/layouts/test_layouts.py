@@ -128,9 +128,12 @@ def test_metrics_and_weights_are_those_of_one_rank(studies, name):
 
 @of_layouts(lambda name, layout: layout.float8 != "none" and name != "float8")
 def test_float8_begins_as_one_rank_and_stays_near_it(studies, name):
-    """A weight that differs in its last bit may become the next value of E4M3, which is up to 1/8 away."""
+    """What differs in its last bit may become the next value of E4M3, which is up to 1/8 away: gradients in the first
+    backward, on some CPUs, and weights in the steps after it."""
     study, reference, plain = studies[name], studies["float8"], studies[ALL[name].model]
-    assert_close(study["metrics"][0][0], reference["metrics"][0][0])
+    first, wanted = study["metrics"][0][0], reference["metrics"][0][0]
+    assert first["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-3)
+    assert_close(first | {"grad_norm": wanted["grad_norm"]}, wanted)
 
     def distance(trained: dict) -> float:
         wanted, loaded = reference["trained"], reference["loaded"]
