@@ -121,17 +121,18 @@ class Models:
 
     def sizes_of(self, role: str) -> list[Size]:
         """All models of a role: teachers may be several."""
-        paths = configured_paths(self.config, role)
-        self.sizes |= {path: size_at(self.checked, path) for path in paths if path not in self.sizes}
-        return [self.sizes[path] for path in paths]
+        return [self._size_at(path) for path in configured_paths(self.config, role)]
+
+    def _size_at(self, path: str) -> Size:
+        if path not in self.sizes:
+            self.sizes[path] = size_at(self.checked, path)
+        return self.sizes[path]
 
     @property
     def draft(self) -> Size | None:
         """Of a draft model, if engines have one."""
         path = self.config.generator.speculative.model
-        if path and path not in self.sizes:
-            self.sizes[path] = size_at(self.checked, path)
-        return self.sizes[path] if path else None
+        return self._size_at(path) if path else None
 
     @property
     def of_engine(self) -> list[PreTrainedConfig]:
