@@ -3,11 +3,13 @@ trainer/step/learner.py and trainer/roles/learned_worker.py."""
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from monarch.actor import Actor, endpoint
 
+from titan_rl.config.device_defaults import generator_on
+from titan_rl.config.sections.kinds import Quantization
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Row, StepMetrics
@@ -29,6 +31,7 @@ from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
 from titan_rl.trainer.state.snapshot_kinds import make_snapshots
 
 if TYPE_CHECKING:  # a process has these imported once it has joined
+    from titan_rl.models.weights.quantized_files import Quantizer
     from titan_rl.models.weights.shards import Shard
     from titan_rl.trainer.memory.parameter_memory import TrainedTensor
     from titan_rl.trainer.objective.preparation import RowColumns
@@ -380,7 +383,28 @@ class Trainer(Actor):
         return self.learner.digests()
 
     @endpoint
-    def save_hf(self, folder: str, adapter: str = "", beside: str = "", dtype: str = "auto") -> None:
-        """Write the model as a Hugging Face directory, and besides, where there are such, its adapters to ``adapter``
-        and the model that learns beside it into the folder ``beside``."""
-        self.learner.save_hf(folder, adapter, beside, dtype)
+    def save_hf(
+        self,
+        folder: str,
+        adapter: str = "",
+        beside: str = "",
+        dtype: str = "auto",
+        quantization: Quantization = "none",
+    ) -> None:
+        """Write the model as a Hugging Face directory, quantized as engines quantize it, and besides, where there are
+        such, its adapters to ``adapter`` and the model that learns beside it into the folder ``beside``."""
+        quantizer = None if quantization == "none" else self._quantizer(quantization)
+        self.learner.save_hf(folder, adapter, beside, dtype, quantizer)
+
+    def _quantizer(self, scheme: Quantization) -> "Quantizer":
+        from titan_rl.models.device import DEVICE_TYPE
+        from titan_rl.models.weights.quantized_files import Quantizer
+
+        def codes_of(weight_OI: torch.Tensor, scheme: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            # an import of 6 s, and the rank that writes needs it alone
+            from titan_rl.generator.weights.quantization.e4m3 import quantize_weight
+
+            return quantize_weight(weight_OI, scheme)
+
+        dtype = generator_on(self.config.generator, on_cpu=DEVICE_TYPE == "cpu").dtype
+        return Quantizer(scheme, getattr(torch, dtype), codes_of)

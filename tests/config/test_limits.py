@@ -71,6 +71,7 @@ LIMITS = [
     ("generator.gpu_memory_utilization", [0.01, 0.99], [0, 1, "nan"]),
     ("generator.dtype", ["float32", "bfloat16"], ["float16", "int8"]),
     ("generator.quantization", ["none", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block"], ["fp8", "int8"]),
+    ("checkpoint.export_quantization", ["none", "fp8_per_tensor", "fp8_per_channel"], ["fp8", "int8"]),
     ("generator.tensor_parallel", [1, 2, 4], [0, 3]),
     ("training.seq_len", [17], [0, 16, -1]),
     ("training.steps", [1], [0, -1]),

@@ -21,6 +21,7 @@ from titan_rl.controller.preflight.engine_checks import (
     cache_bytes,
     check_decoding,
     check_engine,
+    check_export,
     check_suite_decoding,
     kernel_notices,
 )
@@ -319,3 +320,78 @@ def test_what_vllm_is_told(tmp_path):
     assert on_cpu.additional_config == {"titan_rl_quantization": "fp8_per_block"} and on_cpu.quantization is None
     assert _on_gpu(GeneratorConfig(**FP8), 64, (), False)["quantization"] == "fp8_per_block"
     assert _on_gpu(GeneratorConfig(), 64, (), False)["quantization"] is None
+
+
+DENSE = dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256)
+
+
+def export_refusal(path, scheme="fp8_per_channel", *, on_cpu=True, **tables) -> str:
+    """What the export of a model is refused for; empty: it is not."""
+    config = load_config(None, {"checkpoint": {"export_quantization": scheme} | tables.pop("checkpoint", {})} | tables)
+    try:
+        algorithm = make_algorithm(config.algorithm, [], on_data=bool(config.data.file))
+        check_export(config, algorithm, read_hf_config(path), on_cpu=on_cpu)
+    except ConfigError as error:
+        [line] = str(error).splitlines()
+        assert line.startswith(f"checkpoint.export_quantization = {scheme!r}")
+        return line
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "named"),
+    [
+        ("qwen2", {}, ""),
+        ("mistral", {"hidden_size": 320, "head_dim": 64}, "hidden_size = 320 is no whole number of blocks of 128"),
+        ("qwen2", {"hidden_size": 384, "num_attention_heads": 6}, "num_key_value_heads * head_dim = 192"),
+        ("phi3", {"intermediate_size": 192}, "intermediate_size = 192 is no whole"),
+    ],
+)
+def test_a_file_in_fp8_has_whole_blocks(tmp_path, case, changes, named):
+    """Which vLLM wants of what it fuses, and of a token's features."""
+    make(tmp_path, case, **DENSE | {"num_key_value_heads": 3 if "num_attention_heads" in changes else 2} | changes)
+    line = export_refusal(tmp_path, "fp8_per_block")
+    assert named in line and bool(line) == bool(named)
+    assert not export_refusal(tmp_path) and not export_refusal(tmp_path, "fp8_per_tensor")
+
+
+def test_what_no_engine_has_in_fp8_is_not_exported_so(tmp_path):
+    make(tmp_path, "glm4_moe")
+    assert "a mixture of experts (num_local_experts in config.json)" in export_refusal(tmp_path)
+    make(tmp_path, "qwen2")
+    assert "model.family = 'a:b'" in export_refusal(tmp_path, model={"family": "a:b"})
+    values = {"algorithm": {"name": "reward_model"}, "data": {"file": "a.jsonl"}}
+    assert "algorithm.name = 'reward_model' trains a model that no engine serves" in export_refusal(tmp_path, **values)
+
+
+@pytest.mark.parametrize(
+    ("export_dtype", "generator", "on_cpu", "named"),
+    [
+        ("auto", {}, True, ""),
+        ("float32", {}, True, ""),
+        ("bfloat16", {}, True, "generator.dtype = 'float32'"),
+        ("bfloat16", {}, False, ""),
+        ("float16", {}, False, "generator.dtype = 'bfloat16'"),
+        ("bfloat16", {"dtype": "bfloat16"}, True, ""),
+    ],
+)
+def test_what_is_not_quantized_is_as_engines_have_it(tmp_path, export_dtype, generator, on_cpu, named):
+    make(tmp_path, "qwen2")
+    line = export_refusal(tmp_path, on_cpu=on_cpu, checkpoint={"export_dtype": export_dtype}, generator=generator)
+    assert named in line and bool(line) == bool(named)
+
+
+@pytest.mark.parametrize(
+    ("generator", "named"),
+    [
+        ({"quantization": "fp8_per_channel"}, ""),
+        ({}, "rolled out and evaluated with other weights"),
+        ({"quantization": "fp8_per_tensor"}, "rolled out and evaluated with other weights"),
+        ({"quantization": "fp8_per_channel", "tensor_parallel": 2}, "the file has those of whole layers"),
+    ],
+)
+def test_a_run_says_where_its_file_has_other_weights_than_its_engines(generator, named):
+    tables = {"checkpoint": {"export_quantization": "fp8_per_channel"}, "generator": generator}
+    lines = kernel_notices(load_config(None, tables), on_cpu=True)
+    [*told] = (line for line in lines if line.startswith("checkpoint.export_quantization"))
+    assert len(told) == bool(named) and named in "".join(told)

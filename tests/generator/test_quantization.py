@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm import distributed
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.config.quantization import resolve_quantization_config
 from vllm.model_executor import parameter
 from vllm.model_executor.kernels import linear as kernels
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearKernel
-from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.linear import QKVParallelLinear, ReplicatedLinear
+from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.model_executor.layers.quantization.online.base import OnlineQuantizationConfig
 from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
@@ -19,6 +21,7 @@ from titan_rl.compat.vllm.loading import give_new_memory, process_layer
 from titan_rl.generator.weights.quantization.e4m3 import dequantize, quantize_weight
 from titan_rl.generator.weights.quantization.linear import is_quantized_from, quantize_linears, quantized_layers
 from titan_rl.generator.weights.vllm_recording import record
+from titan_rl.models.weights.quantized_files import Quantizer
 
 SCHEMES = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 POSITIVE = [m * 2.0**-9 for m in range(8)] + [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)]
@@ -29,7 +32,8 @@ TABLE = torch.tensor(sorted({sign * value for value in POSITIVE[:-1] for sign in
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)  # of an engine, which there is none of
-    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
+    for module in (parameter, distributed):
+        monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: 1)
 
 
 def rounded(weight: torch.Tensor, scheme: str) -> torch.Tensor:
@@ -172,3 +176,63 @@ def test_vllms_own_quantization_is_fed_by_the_channel(monkeypatch):
     process_layer(model.layer)
     assert model.layer.weight.dtype == torch.float8_e4m3fn
     assert is_quantized_from(model.layer, weight) and not is_quantized_from(model.layer, 2 * weight)
+
+
+ATTENTION = "model.layers.0.self_attn."
+
+
+def fused_layer(quant_config=None) -> torch.nn.Module:
+    made = dict(bias=False, params_dtype=torch.bfloat16, disable_tp=True, return_bias=False, quant_config=quant_config)
+    return QKVParallelLinear(160, 64, 4, 2, prefix=f"{ATTENTION}qkv_proj", **made)
+
+
+def load(layer: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        part, _, parameter_name = name.removeprefix(ATTENTION).partition("_proj.")
+        target = layer.get_parameter(parameter_name)
+        target.weight_loader(target, tensor, part)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_file_has_the_codes_and_scales_that_an_engine_computes_and_vllm_reads_them(monkeypatch, scheme):
+    """Of layers that engines fuse, to the bit: in the engine of a run on a CPU, and in vLLM's own layer."""
+    torch.manual_seed(0)
+    sent = {f"{ATTENTION}{part}_proj.weight": torch.randn(size, 160) for part, size in (("k", 128), ("q", 256))}
+    sent |= {f"{ATTENTION}v_proj.weight": 3 * torch.randn(128, 160)}  # whose scale others have per tensor, too
+    computed = []
+    with set_current_vllm_config(VllmConfig()):
+        engine = torch.nn.ModuleList([fused_layer()])
+        quantize_linears(engine, scheme)
+    load(engine[0], sent)
+
+    def noted(codes, scales, scheme):
+        computed.append((codes, scales))
+        return dequantize(codes, scales, scheme)
+
+    monkeypatch.setattr("titan_rl.generator.weights.quantization.linear.dequantize", noted)
+    engine[0].quant_method.process_weights_after_loading(engine[0])
+    [(codes, scales)] = computed
+
+    quantizer = Quantizer(scheme, torch.bfloat16, quantize_weight)
+    written = {name: weight.to(quantizer.dtype) for name, weight in sent.items()}
+    quantizer.quantize(written, torch.device("cpu"))
+    monkeypatch.setitem(kernels._POSSIBLE_FP8_KERNELS, current_platform._enum, [Kernel])
+    monkeypatch.setitem(kernels._POSSIBLE_FP8_BLOCK_KERNELS, current_platform._enum, [Kernel])
+    read = get_quantization_config(quantizer.config["quant_method"]).from_config(quantizer.config)
+    read.packed_modules_mapping = {"qkv_proj": [f"{part}_proj" for part in "qkv"]}
+    config = VllmConfig()
+    monkeypatch.setattr(config, "model_config", SimpleNamespace(dtype=torch.bfloat16))
+    with set_current_vllm_config(config):
+        served = fused_layer(read)
+    load(served, written)
+    scale = served.weight_scale_inv if scheme == "fp8_per_block" else served.weight_scale
+    assert torch.equal(served.weight.view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(scale, scales[:3, 0] if scheme == "fp8_per_tensor" else scales)
+
+
+def test_what_has_no_scale_is_named():
+    weights = {"model.layers.1.mlp.down_proj.weight": torch.full((2, 2), torch.inf)}
+    with pytest.raises(
+        ValueError, match="model.layers.1.mlp.down_proj.weight has values that are not finite, which E4"
+    ):
+        Quantizer("fp8_per_channel", torch.float32, quantize_weight).quantize(weights, torch.device("cpu"))

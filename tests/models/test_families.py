@@ -112,6 +112,11 @@ def test_what_a_config_asks_for_shows_in_the_logits(tmp_path, case, changes):
     [
         ("gpt_oss", dict(quantization_config={"quant_method": "mxfp4"}), ["mxfp4", "Mxfp4Config(dequantize=True)"]),
         ("qwen2", dict(quantization_config={"quant_method": "gptq"}), ["gptq", "save_pretrained"]),
+        (
+            "qwen2",
+            dict(quantization_config={"quant_method": "fp8"}),
+            ["--resume --checkpoint.export_quantization=none"],
+        ),
         ("gpt_oss", dict(layer_types=["full_attention"] * 3), ["layer_types", "sliding_attention"]),
         ("gpt_oss", dict(rope_parameters=PLAIN), ["rope", "yarn"]),
         ("gpt_oss", dict(swiglu_limit=9.0), ["swiglu_limit = 9.0", "7.0"]),

@@ -22,11 +22,13 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 
 from titan_rl.config.load import load_config
 from titan_rl.data.types import Row, Segment
+from titan_rl.generator.weights.quantization.e4m3 import quantize_weight, tolerance
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.families.registry import FAMILIES, REQUIRED, Family, PackedLlama
 from titan_rl.models.layers.decoder import decoder_config
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.weights.hf_weights import load_hf
+from titan_rl.models.weights.quantized_files import Quantizer
 from titan_rl.models.weights.shards import local_shards
 from titan_rl.trainer.model.parallel import parallel_model
 from titan_rl.trainer.titan_config import build_titan
@@ -157,6 +159,29 @@ def test_a_weight_that_float16_cannot_hold_is_told_and_nothing_is_written(tmp_pa
     with pytest.raises(ValueError, match="beyond what float16 holds: set checkpoint.export_dtype"):
         learner.save_hf(tmp_path / "out", dtype="float16")
     assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "scale"),
+    [("fp8_per_tensor", "weight_scale"), ("fp8_per_channel", "weight_scale"), ("fp8_per_block", "weight_scale_inv")],
+)
+def test_what_is_written_in_fp8_is_read_by_transformers(tmp_path, scheme, scale):
+    """Linear layers of the blocks alone; what else there is, engines have in their dtype, too."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    make_tiny(source, seed=0, hidden_size=256, num_layers=1)
+    learner_of(source).save_hf(out, quantizer=Quantizer(scheme, torch.bfloat16, quantize_weight))
+    before, after = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    model(torch.arange(3, 9)[None])
+    for name, weight in before.items():
+        if name.endswith("_proj.weight"):
+            bound = tolerance(weight, torch.bfloat16)
+            assert after.pop(name).dtype == torch.float8_e4m3fn and after.pop(f"{name}_{scale[7:]}").numel()
+            assert ((model.get_parameter(name) - weight).abs() <= bound).all(), name
+        else:
+            assert torch.equal(after.pop(name), weight.bfloat16()), name
+    assert not after
 
 
 def test_saved_directory_is_whole(tmp_path):

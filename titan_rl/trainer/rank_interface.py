@@ -18,6 +18,7 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
+from titan_rl.models.weights.quantized_files import Quantizer
 from titan_rl.trainer.model.sharded_model import ShardedModel
 from titan_rl.trainer.objective.preparation import RowColumns
 from titan_rl.trainer.titan_config import TitanConfig
@@ -122,8 +123,16 @@ class TrainerRank(ABC):
         """Digests of this rank's frozen weights, by role."""
 
     @abstractmethod
-    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
+    def save_hf(
+        self,
+        out: str | Path,
+        adapter: str | Path = "",
+        beside: str | Path = "",
+        dtype: str = "auto",
+        quantizer: Quantizer | None = None,
+    ) -> None:
         """Write the policy as a Hugging Face directory ``out``.
 
         ``adapter``: directory for its LoRA adapters; ``beside``: parent folder for the learned role. Empty:
-        not written. ``dtype``: as ``checkpoint.export_dtype``."""
+        not written. ``dtype``: as ``checkpoint.export_dtype``. ``quantizer``: of the policy; None: it is written as
+        it is."""

@@ -74,11 +74,16 @@ def test_one_whose_answers_were_cut_names_the_limit(run_dir, cut, is_said):
     [
         ('{"dtype": "float32"}', "the model is written in float32, as it was trained (checkpoint.export_dtype)"),
         ('{"torch_dtype": "bfloat16"}', "the model is written in bfloat16, rounded from the float32 that was trained"),
+        (
+            '{"dtype": "bfloat16", "quantization_config": {}}',
+            "linear layers are written in FP8, for vLLM, the rest in b",
+        ),
     ],
 )
 def test_it_says_in_what_the_model_is_written(run_dir, config, line):
     (run_dir.model / "config.json").write_text(config)
     assert line in said(run_dir, 5) and "is written in" not in said(RunDir(run_dir.root / "none"), 5)
+    assert ("titan-rl eval" in said(run_dir, 5)) == ("FP8" not in line)  # which engines here do not read
 
 
 def test_a_model_of_an_earlier_step_is_not_offered(run_dir):

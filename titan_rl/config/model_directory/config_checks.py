@@ -164,15 +164,20 @@ def check_plain_weights(config: dict[str, Any]) -> None:
         if config.get(key):
             method = config[key].get("quant_method") if isinstance(config[key], dict) else config[key]
             how = ", quantization_config=Mxfp4Config(dequantize=True)" if method == "mxfp4" else ""
+            ours = f"; {_EXPORTED}" if method in ("fp8", "compressed-tensors") else ""
             raise ValueError(
-                f"{key} in config.json ({method}): quantized weights cannot be trained; {_PLAIN} (transformers "
-                f"dequantizes: `from_pretrained(path, dtype='bfloat16'{how})`, then `save_pretrained`)"
+                f"{key} in config.json ({method}): quantized weights are not read here; {_PLAIN} (transformers "
+                f"dequantizes: `from_pretrained(path, dtype='bfloat16'{how})`, then `save_pretrained`){ours}"
             )
     for key in ("dtype", "torch_dtype"):
         if config.get(key) not in _DTYPES:
             raise ValueError(f"{key} = {config[key]!r} in config.json: {_PLAIN}")
 
 
+_EXPORTED = (
+    "if checkpoint.export_quantization wrote it, go on with that run, which with --resume "
+    "--checkpoint.export_quantization=none also writes it in full"
+)
 _PLAIN = "take the model in bfloat16, float16 or float32"
 
 

@@ -381,6 +381,8 @@ class CheckpointConfig:
     export_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """In which the model is written that a run leaves. ``auto``: float32, as it was trained, up to 2 billion
     parameters; above, as the directory has it that the run began with."""
+    export_quantization: Quantization = "none"
+    """Of that model's linear layers: FP8 weights and scales, as engines with this ``generator.quantization`` have."""
 
 
 @dataclass(kw_only=True)

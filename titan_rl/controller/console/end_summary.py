@@ -54,32 +54,40 @@ def end_summary(
     yield "  ".join(f"{name} {path}" for name, path in left.items() if path.exists())
     if _holds_model(run_dir.model) and not has_model:
         yield f"{run_dir.model} is not of step {steps_done}, at which none was written"
-    if has_model and (dtype := _dtype(run_dir.model)) is not None:
+    config = _config(run_dir.model) if has_model else {}
+    is_quantized = "quantization_config" in config
+    if (dtype := config.get("dtype") or config.get("torch_dtype")) is not None:
         rounded = "as it was trained" if dtype == "float32" else "rounded from the float32 that was trained"
-        yield f"the model is written in {dtype}, {rounded} (checkpoint.export_dtype)"
-    commands = list(_next_commands(steps_done, num_steps, run_dir, command, has_model=has_model))
+        yield (
+            f"the model's linear layers are written in FP8, for vLLM, the rest in {dtype} "
+            f"(checkpoint.export_quantization)"
+            if is_quantized
+            else f"the model is written in {dtype}, {rounded} (checkpoint.export_dtype)"
+        )
+    is_read_here = has_model and not is_quantized
+    commands = list(_next_commands(steps_done, num_steps, run_dir, command, can_evaluate=is_read_here))
     if commands:
         yield "next: " + "\n      ".join(commands)
 
 
 def _next_commands(
-    steps_done: int, num_steps: int, run_dir: RunDir, command: TrainCommand, *, has_model: bool
+    steps_done: int, num_steps: int, run_dir: RunDir, command: TrainCommand, *, can_evaluate: bool
 ) -> Iterator[str]:
     if steps_done < num_steps:
         yield command.resume(run_dir.root)
     if any(run_dir.rollouts.glob("step-*.parquet")):
         yield shlex.join(["titan-rl", "show", str(run_dir.root)])
-        if has_model and (evaluation := command.evaluate(run_dir.model)):
+        if can_evaluate and (evaluation := command.evaluate(run_dir.model)):
             yield evaluation
 
 
-def _dtype(folder: Path) -> str | None:
-    """Dtype in a model's config.json; None without either."""
+def _config(folder: Path) -> dict[str, Any]:
+    """A model's config.json; empty if it is none."""
     try:
         config = read_json(folder / "config.json")
-        return config.get("dtype") or config.get("torch_dtype")
-    except (OSError, ValueError, AttributeError):
-        return None
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _holds_model(folder: Path) -> bool:

@@ -103,6 +103,7 @@ class Controller(Loop):
             save_last=partial(self.save, is_last=True),
             log=self.log,
             export_dtype=config.checkpoint.export_dtype,
+            export_quantization=config.checkpoint.export_quantization,
         )
         self.step_recorder = StepRecorder(run_dir, components.meshes.record)
         self._is_between_steps = True

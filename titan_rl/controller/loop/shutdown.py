@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from titan_rl.config.sections.kinds import Quantization
 from titan_rl.data.callbacks import Log
 from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.processes.deadlines import within
@@ -121,12 +122,13 @@ class Shutdown:
         save_last: Callable[[], Awaitable[None]],
         log: Log,
         export_dtype: str,
+        export_quantization: Quantization = "none",
     ):
-        """``save_last``: begins a checkpoint of the step at hand, after which no update follows. ``export_dtype``: of
-        the model that is left."""
+        """``save_last``: begins a checkpoint of the step at hand, after which no update follows. ``export_dtype`` and
+        ``export_quantization``: of the model that is left."""
         self.run_dir, self.trainer, self.checkpointing = run_dir, trainer, checkpointing
         self.nonfinite_batches, self.progress, self.save_last, self.log = nonfinite_batches, progress, save_last, log
-        self.export_dtype = export_dtype
+        self.export = export_dtype, export_quantization
 
     async def complete(self) -> None:
         """A checkpoint, and the model as a Hugging Face directory (with its adapter, if it has one): in the trainer's
@@ -171,5 +173,5 @@ class Shutdown:
 
         run_dir = self.run_dir
         folders = HostPath(run_dir.model), HostPath(run_dir.adapter), HostPath(run_dir.root)
-        await self.trainer.call(TrainerEndpoints.save_hf(*folders, self.export_dtype))
+        await self.trainer.call(TrainerEndpoints.save_hf(*folders, *self.export))
         self.progress.model_step = self.progress.step

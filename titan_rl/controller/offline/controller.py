@@ -70,6 +70,7 @@ class OfflineController(Loop):
             save_last=partial(self.save, is_last=True),
             log=self.log,
             export_dtype=self.steps.config.checkpoint.export_dtype,
+            export_quantization=self.steps.config.checkpoint.export_quantization,
         )
         self._is_between_steps = True
         self._num_published = -1

@@ -29,6 +29,7 @@ from titan_rl.controller.preflight.device import device_type, is_on_cpu
 from titan_rl.controller.preflight.engine_checks import (
     check_decoding,
     check_engine,
+    check_export,
     check_generator_layout,
     check_suite_decoding,
 )
@@ -437,6 +438,7 @@ CHECKS = (
     Check("algorithm", _check_algorithm, of_updates=True),
     Check("model", lambda c: check_model(c.config, c.family)),
     Check("adapted head", _check_adapted_head, of_updates=True),
+    Check("export", lambda c: check_export(c.config, c.algorithm, read_config(c), on_cpu=is_on_cpu(c.config)), "model"),
     Check(
         "decoding",
         lambda c: check_decoding(c.config, c.algorithm, read_config(c)),

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from titan_rl.algorithms.base import Algorithm
-from titan_rl.config.device_defaults import step_tokens
+from titan_rl.config.device_defaults import generator_on, step_tokens
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.precision import layers_without_fp8
 from titan_rl.config.sections.schema import Config, GeneratorConfig, RolloutConfig
@@ -29,6 +29,7 @@ _BLOCK_TOKENS = 16
 """The smallest number of tokens that vLLM stores together."""
 _CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """What its CPU kernel for latent attention is compiled for."""
+_PER_BLOCK = "fp8_per_block"
 _BLOCK = 128
 """Rows and columns of weights that share a scale (generator/weights/quantization/e4m3.py)."""
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -93,24 +94,62 @@ def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) ->
 def _check_quantization(hf: PreTrainedConfig, generator: GeneratorConfig) -> None:
     """Errors: ConfigError for layers that are not multiplied in FP8 here, or blocks that ranks would cut."""
     setting = f"generator.quantization = {generator.quantization!r}"
-    if found := layers_without_fp8(hf):
-        kind, key = found
-        raise ConfigError(f"{setting}: {kind} ({key} in config.json) is not quantized here: leave it out")
-    if generator.quantization != "fp8_per_block" or generator.tensor_parallel == 1:
+    _check_layers(hf, setting)
+    if generator.quantization != _PER_BLOCK or generator.tensor_parallel == 1:
         return
     ranks = generator.tensor_parallel
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    sizes = {
-        "num_attention_heads * head_dim": hf.num_attention_heads * head_dim,
-        "num_key_value_heads * head_dim": max(hf.num_key_value_heads, ranks) * head_dim,
-        "intermediate_size": hf.intermediate_size,
-    }
-    for name, size in sizes.items():
+    for name, size in _block_sizes(hf, ranks).items():
         if size % (_BLOCK * ranks):
             raise ConfigError(
                 f"{setting}: {name} = {size} over generator.tensor_parallel = {ranks} ranks are no whole blocks of "
                 f"{_BLOCK}: take 'fp8_per_channel', or generator.replicas in place of ranks"
             )
+
+
+def _check_layers(hf: PreTrainedConfig, setting: str) -> None:
+    """Errors: ConfigError for layers that have no FP8 here."""
+    if found := layers_without_fp8(hf):
+        kind, key = found
+        raise ConfigError(f"{setting}: {kind} ({key} in config.json) is not quantized here: leave it out")
+
+
+def _block_sizes(hf: PreTrainedConfig, ranks: int) -> dict[str, int]:
+    """Outputs of layers that an engine fuses, by what they are made of."""
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    return {
+        "num_attention_heads * head_dim": hf.num_attention_heads * head_dim,
+        "num_key_value_heads * head_dim": max(hf.num_key_value_heads, ranks) * head_dim,
+        "intermediate_size": hf.intermediate_size,
+    }
+
+
+def check_export(config: Config, algorithm: Algorithm, hf: PreTrainedConfig, *, on_cpu: bool) -> None:
+    """Errors: ConfigError for a model that cannot be written in FP8, or not as engines have it."""
+    settings = config.checkpoint
+    if settings.export_quantization == "none":
+        return
+    setting = f"checkpoint.export_quantization = {settings.export_quantization!r}"
+    if algorithm.head == "value":
+        raise ConfigError(
+            f"{setting}: algorithm.name = {config.algorithm.name!r} trains a model that no engine serves: leave it out"
+        )
+    if config.model.family:
+        raise ConfigError(
+            f"{setting}: which layers of model.family = {config.model.family!r} engines fuse is not known: leave it out"
+        )
+    _check_layers(hf, setting)
+    sizes = _block_sizes(hf, 1) | {"hidden_size": hf.hidden_size} if settings.export_quantization == _PER_BLOCK else {}
+    for name, size in sizes.items():
+        if size % _BLOCK:
+            raise ConfigError(
+                f"{setting}: the model's {name} = {size} is no whole number of blocks of {_BLOCK}, which vLLM needs of "
+                f"a file: take 'fp8_per_channel'"
+            )
+    if settings.export_dtype not in ("auto", dtype := generator_on(config.generator, on_cpu=on_cpu).dtype):
+        raise ConfigError(
+            f"{setting} and checkpoint.export_dtype = {settings.export_dtype!r}: what is not quantized is written in "
+            f"the engines' dtype, generator.dtype = {dtype!r}: leave checkpoint.export_dtype out"
+        )
 
 
 def check_decoding(config: Config, algorithm: Algorithm, hf: PreTrainedConfig) -> None:
@@ -213,7 +252,8 @@ def _check_top_k(hf: PreTrainedConfig, setting: str, top_k: int) -> None:
 
 def kernel_notices(config: Config, *, on_cpu: bool) -> list[str]:
     """Lines about other arithmetic, or a slower one, than a run on this device would have without a setting."""
-    return _fp8_notices(config, on_cpu=on_cpu) + _weighing_notices(config) + _penalty_notices(config, on_cpu=on_cpu)
+    fp8 = _fp8_notices(config, on_cpu=on_cpu) + _export_notices(config, on_cpu=on_cpu)
+    return fp8 + _weighing_notices(config) + _penalty_notices(config, on_cpu=on_cpu)
 
 
 def _fp8_notices(config: Config, *, on_cpu: bool) -> list[str]:
@@ -229,7 +269,27 @@ def _fp8_notices(config: Config, *, on_cpu: bool) -> list[str]:
         lines.append(
             f"float8.recipe_name = {recipe!r}: models are trained with E4M3 weights and inputs in linear layers, {by}"
         )
-    return [f"{line}; weights that are updated, sent and saved are not quantized" for line in lines]
+    saved = "saved" if config.checkpoint.export_quantization == "none" else "kept in checkpoints"
+    return [f"{line}; weights that are updated, sent and {saved} are not quantized" for line in lines]
+
+
+def _export_notices(config: Config, *, on_cpu: bool) -> list[str]:
+    """Whether engines have other weights than the file that the run leaves."""
+    scheme, generator = config.checkpoint.export_quantization, config.generator
+    setting = f"checkpoint.export_quantization = {scheme!r}"
+    if scheme == "none" or not config.has_generators:
+        return []
+    if generator.quantization != scheme:
+        return [
+            f"{setting} and generator.quantization = {generator.quantization!r}: the model is rolled out and evaluated "
+            f"with other weights than it is exported with; set both alike"
+        ]
+    if on_cpu and generator.tensor_parallel > 1 and scheme != _PER_BLOCK:
+        return [
+            f"{setting}: on a CPU each of generator.tensor_parallel = {generator.tensor_parallel} ranks has scales of "
+            f"its own, and the file has those of whole layers"
+        ]
+    return []
 
 
 def _weighing_notices(config: Config) -> list[str]:

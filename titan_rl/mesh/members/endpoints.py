@@ -1,5 +1,6 @@
 """The actors' endpoints as stubs: what each is called with, and what it answers. The actors say what each does."""
 
+from titan_rl.config.sections.kinds import Quantization
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import (
@@ -108,7 +109,12 @@ class TrainerEndpoints(PreparedEndpoints):
 
     @stub
     def save_hf(
-        self, folder: HostPath, adapter: HostPath = NOWHERE, beside: HostPath = NOWHERE, dtype: str = "auto"
+        self,
+        folder: HostPath,
+        adapter: HostPath = NOWHERE,
+        beside: HostPath = NOWHERE,
+        dtype: str = "auto",
+        quantization: Quantization = "none",
     ) -> None: ...
 
 

@@ -19,6 +19,7 @@ from titan_rl.config.model_directory.directory import belonging_files, read_obje
 from titan_rl.config.model_directory.safetensors_files import StoredTensor
 from titan_rl.config.model_directory.weight_checks import check_names
 from titan_rl.data.storage.files import sampled_checksum, wanting
+from titan_rl.models.weights.quantized_files import Quantizer, is_linear
 from titan_rl.models.weights.shards import Shard, decoder_of, expected_shapes
 
 MOST_AS_TRAINED = 2_000_000_000
@@ -127,9 +128,19 @@ def export_dtypes(spec: ModelSpec, base: dict[str, torch.dtype], setting: str) -
     return {name: torch.float32 if name.endswith(_ALWAYS_FLOAT32) else chosen for name in base}
 
 
-def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torch.dtype], device: torch.device) -> None:
+def save_hf(
+    shards: list[Shard],
+    source: Path,
+    out: Path,
+    dtypes: dict[str, torch.dtype],
+    device: torch.device,
+    quantizer: Quantizer | None = None,
+) -> None:
     """Write an HF directory: tensors in ``dtypes``, which config.json says, too, the rest as in ``source``. All ranks
-    call; rank 0 writes. Errors: ValueError for a weight that float16 cannot hold; DiskFull."""
+    call; rank 0 writes. ``quantizer``: of linear layers; None leaves them as they are. Errors: ValueError for a weight
+    that float16 cannot hold, or FP8 has no scale for; DiskFull."""
+    if quantizer is not None:
+        dtypes = {name: quantizer.dtype if is_linear(name) else dtype for name, dtype in dtypes.items()}
     tensors = {name: whole for name, whole in gather_whole(shards, dtypes, device) if whole is not None}
     if dist.get_rank():
         return
@@ -137,12 +148,18 @@ def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torc
         if tensor.dtype == torch.float16 and not tensor.isfinite().all():
             raise ValueError(f"{name} is beyond what float16 holds: set checkpoint.export_dtype = 'bfloat16'")
     weights = {tensor.dtype for name, tensor in tensors.items() if not name.endswith(_ALWAYS_FLOAT32)}
+    if quantizer is not None:
+        weights = {tensor.dtype for name, tensor in tensors.items() if not is_linear(name)}  # as engines compute, too
+        quantizer.quantize(tensors, device)
     with wanting(out, sum(tensor.nbytes for tensor in tensors.values())):
         out.mkdir(parents=True, exist_ok=True)
         for name in belonging_files(source):
             (out / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, out / name)
         _write_dtype(out / "config.json", weights)
+        if quantizer is not None:
+            config = read_json(out / "config.json") | {"quantization_config": quantizer.config}
+            (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_torch_state_dict(tensors, out, metadata={"format": "pt"})
 
 

@@ -35,6 +35,7 @@ from titan_rl.models.layers.penalties import logit_penalties
 from titan_rl.models.spec import model_spec
 from titan_rl.models.value_head import has_value_head, load_value_model, save_value_model, value_spec
 from titan_rl.models.weights.hf_weights import export_dtypes, load_hf, save_hf
+from titan_rl.models.weights.quantized_files import Quantizer
 from titan_rl.models.weights.shards import Shard, decoder_of, local_shards
 from titan_rl.trainer.distributed.ranks import context_parallel
 from titan_rl.trainer.model.adapters import Adapters
@@ -311,10 +312,16 @@ class ShardedModel:
             hasher.update(shard.tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
         return hasher.hexdigest()
 
-    def save(self, out: str | Path, dtype: str) -> None:
-        """Write a Hugging Face directory with adapters merged. ``dtype``: as ``checkpoint.export_dtype``."""
-        write = save_value_model if has_value_head(self.spec) else save_hf
-        write(self.shards(), self.path, Path(out), export_dtypes(self.spec, self.dtypes, dtype), self.device)
+    def save(self, out: str | Path, dtype: str, quantizer: Quantizer | None = None) -> None:
+        """Write a Hugging Face directory with adapters merged. ``dtype``: as ``checkpoint.export_dtype``; ``auto`` is
+        the engines' dtype beside a ``quantizer``."""
+        if quantizer is not None and dtype == "auto":
+            dtype = str(quantizer.dtype).removeprefix("torch.")
+        what = self.shards(), self.path, Path(out), export_dtypes(self.spec, self.dtypes, dtype), self.device
+        if has_value_head(self.spec):
+            save_value_model(*what)
+        else:
+            save_hf(*what, quantizer)
         if self.chat_template and not dist.get_rank():
             write_template(Path(out), self.chat_template)
 

@@ -19,6 +19,7 @@ from titan_rl.data.batches.packing import dummy_row
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
+from titan_rl.models.weights.quantized_files import Quantizer
 from titan_rl.trainer.distributed.ranks import is_first_of_rows, parallel_dims
 from titan_rl.trainer.model.sharded_model import make_sharded
 from titan_rl.trainer.objective.preparation import RowColumns
@@ -148,7 +149,14 @@ class LearnedRoleWorker(TrainerRank):
             self.role.model.load(self.path)
         load_random(role_folder(checkpoint, self.role.name))
 
-    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
+    def save_hf(
+        self,
+        out: str | Path,
+        adapter: str | Path = "",
+        beside: str | Path = "",
+        dtype: str = "auto",
+        quantizer: Quantizer | None = None,
+    ) -> None:
         """Write the role into ``beside``; the policy's ranks write the rest."""
         if beside:
             self.role.model.save(Path(beside) / self.role.name, dtype)

@@ -30,6 +30,7 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import TASK_COLUMN, Row, StepMetrics
+from titan_rl.models.weights.quantized_files import Quantizer
 from titan_rl.models.weights.shards import Shard
 from titan_rl.trainer.distributed.ranks import (
     clipped_gradient_norm,
@@ -446,8 +447,15 @@ class Learner(TrainerRank):
         base = {BASE: self.policy.digest()} if self.policy.adapters else {}
         return base | {name: role.model.digest() for name, role in self.roles.items()}
 
-    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
-        self.policy.save(out, dtype)
+    def save_hf(
+        self,
+        out: str | Path,
+        adapter: str | Path = "",
+        beside: str | Path = "",
+        dtype: str = "auto",
+        quantizer: Quantizer | None = None,
+    ) -> None:
+        self.policy.save(out, dtype, quantizer)
         if adapter and self.policy.adapters:
             self.policy.adapters.save(self.model_path, Path(adapter))
         if beside and self.learned_here is not None:

@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 
 from titan_rl.compat.vllm.quantization import activation_rounding, block_codes, channel_codes
+from titan_rl.models.weights.quantized_files import BLOCK
 
 Scheme = Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block"]
 """vLLM's names."""
-BLOCK = 128
 _STEP = 2**-3
 """Of a value, at most: E4M3 has three bits behind the leading one."""
 _LEAST_STEP = 2**-9 / 448
