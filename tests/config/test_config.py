@@ -239,7 +239,8 @@ def test_a_file_of_that_path_is_taken_before_the_one_that_comes_along(tmp_path, 
 
 def test_data_beside_a_file_that_comes_along_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert load(file="quickstart").run.plugin_path == [str(COMMITTED[0].parent), str(tmp_path)]
+    [quickstart] = [file for file in COMMITTED if file.stem == "quickstart"]
+    assert load(file="quickstart").run.plugin_path == [str(quickstart.parent), str(tmp_path)]
 
 
 def test_an_unknown_name_is_told_with_the_nearest_and_where_all_are_listed():

@@ -11,8 +11,8 @@ from tree import PACKAGE
 
 from titan_rl.config import command_line
 from titan_rl.config.io.printable import printable_lines, say
+from titan_rl.config.io.terminal import Terminal
 from titan_rl.config.load import ConfigError
-from titan_rl.data.terminal import Terminal
 
 EVIL = {
     "title": "\x1b]0;owned\x07",

@@ -15,7 +15,6 @@ from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.controller.planning import device_memory
 from titan_rl.controller.planning.memory_plan import Size
-from titan_rl.controller.preflight import engine_checks
 from titan_rl.controller.preflight.checks import check_model, resolve
 from titan_rl.controller.preflight.engine_checks import (
     cache_bytes,
@@ -62,15 +61,6 @@ def test_a_cpu_has_a_kernel_for_latents_of_one_size(tmp_path, key, size):
     check(tmp_path, on_cpu=False)
     make(tmp_path, "deepseek_v3", **FITTING)
     check(tmp_path, on_cpu=True)
-
-
-def test_qwen3_5_needs_torchvision_in_vllm(tmp_path, monkeypatch):
-    make(tmp_path, "qwen3_5_text")
-    monkeypatch.setattr(engine_checks, "find_spec", lambda name: None)
-    line = refusal(tmp_path, on_cpu=False)
-    assert "'qwen3_5_text' needs torchvision" in line and "install" in line
-    monkeypatch.setattr(engine_checks, "find_spec", lambda name: object())
-    check(tmp_path, on_cpu=False)
 
 
 def test_latents_are_cached_and_not_their_heads(tmp_path):

@@ -1,6 +1,7 @@
 """Data files are read and checked before anything starts: every mistake is one line with its place."""
 
 import json
+from base64 import b64encode
 from decimal import Context, Decimal, localcontext
 
 import numpy as np
@@ -65,8 +66,28 @@ def test_what_json_cannot_hold_becomes_text_or_is_refused(tmp_path):
     pq.write_table(table, tmp_path / "days.parquet")
     prompt = held_out_prompts(rows_task(tmp_path, file="days.parquet"), 1)[0]
     assert prompt.entry["row"]["day"] in ("1970-01-01", "1970-01-02")
-    pq.write_table(table.append_column("image", pa.array([b"x", b"y"])), tmp_path / "bytes.parquet")
-    assert mistake(tmp_path, file="bytes.parquet").startswith("bytes.parquet row 1: column 'image' holds bytes")
+    pq.write_table(table.append_column("sound", pa.array([b"x", b"y"])), tmp_path / "bytes.parquet")
+    assert mistake(tmp_path, file="bytes.parquet").startswith("bytes.parquet row 1: column 'sound' holds bytes")
+
+
+def test_images_are_bytes_of_a_table_or_data_uris_and_no_paths(tmp_path):
+    columns = {"prompt": ["a", "b"], "answer": ["1", "2"]}
+    struct = [[{"bytes": b"x", "path": None}], [{"bytes": b"y", "path": "y.png"}, {"bytes": b"z", "path": None}]]
+    pq.write_table(pa.table(columns | {"images": struct}), tmp_path / "structs.parquet")
+    pq.write_table(pa.table(columns | {"image": pa.array([b"x", b"y"])}), tmp_path / "bytes.parquet")
+    uri = "data:image/png;base64," + b64encode(b"x").decode()
+    write(tmp_path, [{"prompt": "a", "answer": "1", "image": uri}, {"prompt": "b", "answer": "2"}])
+    shown = {
+        file: {prompt.text: prompt.images for prompt in rows_task(tmp_path, file=file).every_prompt()}
+        for file in ("structs.parquet", "bytes.parquet", "questions.jsonl")
+    }
+    assert shown["structs.parquet"] == {"a": (b"x",), "b": (b"y", b"z")}
+    assert shown["bytes.parquet"] == {"a": (b"x",), "b": (b"y",)}
+    assert shown["questions.jsonl"] == {"a": (b"x",), "b": ()}
+    assert not {"image", "images"} & rows_task(tmp_path, file="structs.parquet").every_prompt()[0].entry["row"].keys()
+    for value in ("http://there/x.png", "x.png", {"path": "x.png"}, 1, "data:image/png;base64,%"):
+        write(tmp_path, [{"prompt": "a", "answer": "1", "image": value}])
+        assert "line 1: 'image' holds" in mistake(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def make_engine() -> GenerationEngine:
     made.statistics, made._samples, made.stop_token_ids = EngineStatistics(), {}, [0]
     made._config, made._is_asleep, made._broken = GeneratorConfig(), False, None
     made._inbox, made._held_back, made._at_hand = queue.SimpleQueue(), deque(), []
-    made._drafts = None
+    made._drafts = made._images = None
     made._posting, made._lockstep, made._engine = threading.Lock(), Lockstep(1), FakeEngine()
     return made
 

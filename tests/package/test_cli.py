@@ -38,7 +38,7 @@ def test_tasks_are_listed_without_those_that_cannot_be_had(capsys):
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     [*ours, first] = listed[: listed.index("ab") + 1]
     others = ["openenv", "nemo_gym", "verifiers", "gymnasium"]
-    own = ["calculator", "treasure", "alphabet_sort", "reverse_text", "wordle"]
+    own = ["calculator", "treasure", "alphabet_sort", "reverse_text", "wordle", "shapes"]
     assert ours == ["jsonl", "code", "math", "search", "swe", *PRESETS, "mixture", *others, *own] and first == "ab"
     assert listed[len(ours) :] == sorted(listed[len(ours) :])
     assert {"gcd", "countdown"} <= set(listed) and "composite" not in listed

@@ -1,7 +1,5 @@
 """Each model family through the real actors: the trainer finds what vLLM sampled as likely as vLLM did."""
 
-from importlib.util import find_spec
-
 import pytest
 import running
 import torch
@@ -65,14 +63,9 @@ def test_an_engine_that_loses_its_states_would_not_agree(tmp_path, family):
     assert float((logprobs() - whole).abs().exp().mean()) > 1 + 10 * (WITH_STATES - 1)
 
 
-_WITHOUT_TORCHVISION = pytest.mark.skipif(find_spec("torchvision") is None, reason="vLLM's class wants torchvision")
-
-
 @pytest.mark.slow
 @pytest.mark.confirms
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=_WITHOUT_TORCHVISION if name == "qwen3_5_text" else ()) for name in RUNS]
-)
+@pytest.mark.parametrize("family", RUNS)
 def test_trainer_and_generator_agree(tmp_path, family):
     case, settings = RUNS[family]
     is_linear = "linear_key_head_dim" in settings

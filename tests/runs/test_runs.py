@@ -9,8 +9,10 @@ import running
 import torch
 from safetensors.torch import load_file
 
+from titan_rl import cli
 from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import agreement_limit, read_metrics
+from titan_rl.records.steps.rollouts import read_rollouts
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +40,9 @@ def test_asynchronous_two_of_everything_over_rdma(tmp_path):
 
 
 def test_stop_saves_and_resume_goes_on(tmp_path):
-    root = tmp_path / "run"
-    process = running.start(root, training__steps=5000)
+    """With images, which generator and trainer see alike, and which replay finds on record."""
+    root, vision = tmp_path / "run", dict(model__path="tiny-vision", task__name="shapes")
+    process = running.start(root, **vision, training__steps=5000)
     running.wait_for_step(root, 3)
     children = running.descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole process group
@@ -50,11 +53,17 @@ def test_stop_saves_and_resume_goes_on(tmp_path):
     done = summary["steps_done"]
     assert (root / "checkpoints" / f"step-{done:06d}").is_dir() and (root / "model" / "config.json").is_file()
 
-    assert running.train(root, "--resume", training__steps=done + 2) == 0, running.output(root)[-3000:]
+    assert running.train(root, "--resume", **vision, training__steps=done + 2) == 0, running.output(root)[-3000:]
     summary = json.loads((root / "summary.json").read_text())
     assert summary["steps_done"] == done + 2
     account = Ledger(root / "ledger.db").account()
     assert account == {"issued": 16 * (done + 2), "trained": 16 * (done + 2), "pending": 0}
+    records = [record for record in read_metrics(root) if "reward" in record]
+    assert len(records) == done + 2 and all(record["agreement_mean"] <= 1.0001 for record in records)
+    groups = read_rollouts(root / "rollouts", done + 2)
+    assert all(rollout.images for group in groups for rollout in group.rollouts)
+    assert len({group.rollouts[0].images[0].digest for group in groups}) == len(groups)
+    assert cli.main(["replay", str(root), "--from", str(done + 1), "--to", str(done + 2)]) == 0
 
 
 def test_rollouts_in_fp8(tmp_path):

@@ -25,6 +25,7 @@ from titan_rl.config.model_directory.checks import check_reward_model, find_mode
 from titan_rl.config.model_directory.config_checks import NoModelError
 from titan_rl.config.sections.schema import (
     MADE,
+    MADE_MODELS,
     OUR_SECTIONS,
     TITAN_SECTIONS,
     AlgorithmConfig,
@@ -330,8 +331,8 @@ def _check_combinations(config: Config) -> None:
             "generator.kv = 'recompute' has nothing to recompute with generator.update = 'drain', which leaves no "
             "request running: leave one of them out"
         )
-    if config.model.path == "tiny" and config.task.style == "chat":
-        raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
+    if config.model.path in MADE_MODELS and config.task.style == "chat":
+        raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact'")
     if config.task.system_prompt and config.task.style != "chat":
         raise ConfigError("task.system_prompt needs task.style = 'chat': set it, or write the text into the prompts")
 
@@ -366,7 +367,7 @@ def _with_template(config: Config) -> Config:
 
 def _with_directories(config: Config) -> Config:
     """Models by their directories, checked. Errors: ConfigError for one that cannot be used."""
-    if config.model.path != "tiny":
+    if config.model.path not in MADE_MODELS:
         is_chat = config.task.style == "chat" and not config.model.chat_template.text
         config = replace(config, model=_found(config, "model", is_chat=is_chat))
     if config.reward_model.path:

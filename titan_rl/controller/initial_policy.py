@@ -10,7 +10,7 @@ from typing import Any
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError, as_dict
-from titan_rl.config.sections.schema import Config
+from titan_rl.config.sections.schema import MADE_MODELS, Config
 from titan_rl.data.storage.files import replacing
 from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
@@ -20,14 +20,14 @@ from titan_rl.trainer.roles.names import own_learned
 
 
 def base_model(config: Config, run_dir: RunDir) -> str:
-    """Directory of the model that a run starts from; ``tiny`` is made in the run directory."""
-    if config.model.path != "tiny":
+    """Directory of the model that a run starts from; one of MADE_MODELS is made in the run directory."""
+    if config.model.path not in MADE_MODELS:
         return config.model.path
     if not run_dir.base_model.exists():
-        from titan_rl.models.builtin.tiny import make_tiny
+        from titan_rl.models.builtin.made import make_model
 
         with replacing(run_dir.base_model) as folder:  # a run that is killed must not leave half a model
-            make_tiny(folder, seed=config.run.seed)
+            make_model(config.model.path, folder, config.run.seed)
     return str(run_dir.base_model)
 
 

@@ -28,8 +28,9 @@ from titan_rl.environments.tasks.suites.programs import ProgramOptions
 from titan_rl.environments.tasks.swe.swe_task import SweOptions
 from titan_rl.environments.tasks.text.alphabet_sort import AlphabetSortOptions
 from titan_rl.environments.tasks.text.reverse_text import ReverseTextOptions
+from titan_rl.environments.tasks.text.treasure_hunt import TreasureOptions
 from titan_rl.environments.tasks.text.wordle import WordleOptions
-from titan_rl.environments.tasks.treasure_hunt import TreasureOptions
+from titan_rl.environments.tasks.vision.shapes import ShapesOptions
 from titan_rl.trainer.titan_config import titan_keys
 
 _WIDTH = 110
@@ -45,6 +46,7 @@ _OPTIONS = {
     "alphabet_sort": AlphabetSortOptions,
     "reverse_text": ReverseTextOptions,
     "wordle": WordleOptions,
+    "shapes": ShapesOptions,
     "gymnasium": GymnasiumOptions,
     "openenv": OpenEnvOptions,
     "nemo_gym": NemoGymOptions,

@@ -3,6 +3,7 @@
 Dimensions: T tokens of one rollout or one packed row, S trained tokens of a row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from titan_rl.data.fast_pickle import FastPickle
+from titan_rl.data.images import PlacedImage
 from titan_rl.data.spans import Span
 from titan_rl.data.storage.decoding import Decoding, PenalizedSample, Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
@@ -76,6 +78,8 @@ class Prompt:
     """Of several in one run, the name of the one that it is of."""
     template_options: dict[str, Any] = field(default_factory=dict)
     """Its own options for the chat template, over the run's."""
+    images: Sequence[bytes] = field(default_factory=list)
+    """What it shows, encoded (data/images.py)."""
 
 
 CallStatus = Literal["ok", "error", "timeout"]
@@ -186,6 +190,8 @@ class Rollout:
     """[T, layers, experts] that each token went through when it was sampled; None: not recorded."""
     reprompt: np.ndarray | None = None
     """int32: its prompt as a self-teacher reads it, with another sample's right answer; None: there is none."""
+    images: Sequence[PlacedImage] = ()
+    """Of its prompt, in the order of its tokens."""
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -268,6 +274,8 @@ class Sample:
     """Number of its task among a mixture's; -1: nobody asks."""
     teacher: int = 0
     """Number of the teacher of its task: those of different teachers share no row."""
+    images: Sequence[PlacedImage] = ()
+    """As the rollout's."""
 
 
 @dataclass(frozen=True)
@@ -290,6 +298,7 @@ class Row:
 
     tokens_T: np.ndarray
     positions_T: np.ndarray
+    """int64 [T], or [T, 3] beside images: of time, row and column."""
     segments: list[Segment]
     source_S: np.ndarray
     target_S: np.ndarray
@@ -313,6 +322,8 @@ class Row:
     """[T, layers, experts] that the policy takes for each token of the row; None: its own choice."""
     reprompts: list[np.ndarray | None] = field(default_factory=list)
     """Of each owner, its prompt as a self-teacher reads it; None: there is none. Empty: nowhere."""
+    images: Sequence[PlacedImage] = ()
+    """What its tokens show, placed in the row."""
     role_columns: dict[str, np.ndarray] = field(default_factory=dict)
     """Float32 [S] or [S, K] each: what model roles say of each trained token, by the names of
     algorithms.base.LossInputs; int64 [S, K], which words it is that a teacher spoke of; and from the beginning
@@ -462,6 +473,8 @@ class Request:
     """Also the prompt's own log-probabilities, with so many of the likeliest tokens; None: not."""
     routed_experts: bool = False
     """Also the experts that each token went through, of an engine that records them."""
+    images: Sequence[PlacedImage] = ()
+    """What its tokens show."""
 
     def check(self, vocabulary: int) -> None:
         """Check of a request's tokens.

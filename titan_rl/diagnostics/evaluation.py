@@ -17,7 +17,7 @@ from typing import Any
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.sections.schema import Config, TaskConfig
+from titan_rl.config.sections.schema import MADE_MODELS, Config, TaskConfig
 from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.controller.loop.suites import engine_settings
 from titan_rl.controller.preflight.checks import Checked, check, read_config, resolve, tokenizer_of
@@ -87,7 +87,7 @@ def checked_suites(options: argparse.Namespace, overrides: dict[str, dict[str, A
     config = load_config(toml, overrides)
     if options.suite:
         _check_overrides(options, overrides)
-    if config.model.path == "tiny":
+    if config.model.path in MADE_MODELS:
         raise ConfigError("eval needs a model: give its Hugging Face directory")
     home = Path(config.model.path)
     check_no_modules(home.parent if (home.parent / "config.json").is_file() else home)  # a run directory holds models

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from titan_rl.config.io.terminal import Terminal
 from titan_rl.config.load import ConfigError
-from titan_rl.data.terminal import Terminal
 from titan_rl.records.alarms.alarms import HISTORY, REWARD_HACKING, Alarm, history
 from titan_rl.records.alarms.windows import WINDOW
 from titan_rl.records.metrics import read_metrics

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from titan_rl.config.io.terminal import Terminal
 from titan_rl.config.load import ConfigError
-from titan_rl.data.terminal import Terminal
 from titan_rl.records.ledger.audit import UnreadableLedger, flaws_of, read
 from titan_rl.records.ledger.cross_checks import contradictions
 from titan_rl.records.ledger.ledger import is_unchained, read_account

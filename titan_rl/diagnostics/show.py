@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.text import Text
 
 from titan_rl.config.io.printable import printable
+from titan_rl.config.io.terminal import Terminal
 from titan_rl.config.load import ConfigError
-from titan_rl.data.terminal import Terminal
 from titan_rl.data.types import Group, Rollout
 from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
 from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, recorded_steps

@@ -29,9 +29,10 @@ from titan_rl.environments.tasks.suites.programs import HumanEvalTask, MBPPTask
 from titan_rl.environments.tasks.swe.swe_task import swe_task
 from titan_rl.environments.tasks.text.alphabet_sort import AlphabetSortTask
 from titan_rl.environments.tasks.text.reverse_text import ReverseTextTask
+from titan_rl.environments.tasks.text.treasure_hunt import TreasureTask
 from titan_rl.environments.tasks.text.wordle import WordleTask
-from titan_rl.environments.tasks.treasure_hunt import TreasureTask
 from titan_rl.environments.tasks.user_task import user_task
+from titan_rl.environments.tasks.vision.shapes import ShapesTask
 
 __all__ = ["BUILT_IN", "Task", "correct", "make_part", "make_task"]
 
@@ -41,6 +42,7 @@ BUILT_IN = {
     "alphabet_sort": AlphabetSortTask,
     "reverse_text": ReverseTextTask,
     "wordle": WordleTask,
+    "shapes": ShapesTask,
 }
 """Tasks of our own, by name; all other plain names are reasoning-gym's."""
 _OF_FILES = {

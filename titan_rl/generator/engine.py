@@ -22,7 +22,6 @@ import numpy as np
 import torch.distributed as dist
 from tqdm import tqdm
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.inputs import TokensPrompt
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
@@ -35,8 +34,10 @@ from titan_rl.compat.vllm.routing import RouteRecorder, routed_experts
 from titan_rl.compat.vllm.sampling import give_tokenizer, keep_masks
 from titan_rl.compat.vllm.speculation import DraftRecorder, replace_functions
 from titan_rl.compat.vllm.thinking import limit_thinking
-from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
+from titan_rl.compat.vllm.vision import register_without_torchvision
+from titan_rl.config.model_directory.directory import read_object, stop_token_ids, stored_tensors
 from titan_rl.config.sections.schema import GeneratorConfig
+from titan_rl.data.images import image_processor
 from titan_rl.data.spans import Spans
 from titan_rl.data.storage.routed_experts import compact
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings, thinking_tags
@@ -48,7 +49,7 @@ from titan_rl.generator.engine_arguments import engine_arguments
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
 from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks, reserve_shared_memory
 from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
-from titan_rl.generator.vllm_requests import prompt_logprobs, sampling_mask, sampling_parameters
+from titan_rl.generator.vllm_requests import engine_prompt, prompt_logprobs, sampling_mask, sampling_parameters
 from titan_rl.generator.weights import vllm_backend, vllm_loader
 from titan_rl.generator.weights.vllm_backend import transfer_engine
 from titan_rl.generator.weights.vllm_recording import Recorded
@@ -119,6 +120,9 @@ class GenerationEngine:
         tqdm.set_lock(threading.RLock())  # its own is a semaphore in /dev/shm, which a killed process leaves there
         vllm_backend.register()
         vllm_loader.register()
+        self._images = image_processor(model_path)
+        most_tokens = 0 if self._images is None else min(self._images.most_tokens, max_model_len)
+        register_without_torchvision(read_object(Path(model_path) / "config.json")["model_type"], most_tokens)
         self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file
         self._num_updates = 0
         self.reader: WeightReader | None = None
@@ -318,7 +322,7 @@ class GenerationEngine:
         # a block of the prefix cache must be found only under the weights that computed it; the version alone does not
         # identify them, since a run that goes back to a checkpoint makes the later versions again
         salt = f"{self.version}.{self._num_updates}"
-        prompt = TokensPrompt(prompt_token_ids=request.tokens.tolist(), cache_salt=salt)
+        prompt = None
         for place, seed in enumerate(request.seeds):
             request_id, self._num_requests = str(self._num_requests), self._num_requests + 1
             try:
@@ -326,6 +330,7 @@ class GenerationEngine:
                 self._prepare(request.decoding)
                 if request.routed_experts and not self._records_routing:
                     raise ValueError("routed experts are asked for, and the engine does not record them")
+                prompt = prompt or engine_prompt(request, self._images, salt)
                 parameters = sampling_parameters(request, seed, self.stop_token_ids)
                 engine_id = self._engine.add_request(request_id, prompt, parameters)
             except Exception as error:  # a wrong request, of whatever kind, fails for its caller; the engine continues
@@ -453,6 +458,8 @@ class GenerationEngine:
         self._lockstep.together(lambda: self._load(version))
         if self._config.kv == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
+        if self._images is not None:
+            self._engine.reset_encoder_cache()  # no image is seen by former weights from now on
         scheduler = scheduler_of(self._engine)
         for sample in self._samples.values():
             sample.versions.append((num_generated(scheduler.requests[sample.engine_id]), version))

@@ -11,6 +11,7 @@ from vllm.platforms import current_platform
 
 from titan_rl.config.device_defaults import generator_on, step_tokens
 from titan_rl.config.sections.schema import GeneratorConfig
+from titan_rl.data.images import image_processor
 from titan_rl.generator.weights import vllm_backend, vllm_loader
 
 _CPU_BLOCK_TOKENS = 32
@@ -48,7 +49,7 @@ def engine_arguments(
         max_num_seqs=config.max_num_seqs,
         enforce_eager=on_cpu,
         disable_log_stats=True,
-        skip_tokenizer_init=True,
+        skip_tokenizer_init=not _sees(model_path),  # vLLM makes a processor of images with it, which nobody uses
         trust_remote_code=False,
         logprobs_mode="processed_logprobs",
         # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler; routers
@@ -62,8 +63,20 @@ def engine_arguments(
         # which vLLM has for GPUs alone; there a running request's count of tokens would have drafts in it
         async_scheduling=False if on_cpu or config.speculative.method != "none" else None,
         **_speculation(config),
+        **_vision(model_path, on_cpu),
         **parallel,
     )
+
+
+def _sees(model_path: str | Path) -> bool:
+    return image_processor(model_path) is not None
+
+
+def _vision(model_path: str | Path, on_cpu: bool) -> dict[str, Any]:
+    """Settings of a model that sees images; on a CPU nothing is profiled with images of vLLM's own."""
+    if not _sees(model_path):
+        return {}
+    return dict(limit_mm_per_prompt={"image": 999, "video": 0}, mm_processor_cache_gb=0, skip_mm_profiling=on_cpu)
 
 
 def _speculation(config: GeneratorConfig) -> dict[str, Any]:

@@ -4,12 +4,33 @@ from dataclasses import asdict
 
 import numpy as np
 from vllm import SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm.inputs.engine import MultiModalInput
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
+from titan_rl.compat.vllm.vision import image_request
+from titan_rl.data.images import ImageProcessor
 from titan_rl.data.storage.sampling_mask import SamplingMask
+from titan_rl.data.storage.stored_images import check_images
 from titan_rl.data.types import PromptLogprobs, Request
+
+EnginePrompt = TokensPrompt | MultiModalInput
+
+
+def engine_prompt(request: Request, processor: ImageProcessor | None, salt: str) -> EnginePrompt:
+    """A request's tokens and images, as vLLM takes them.
+
+    ``salt``: of the weights, by which nothing is found that others have computed. Errors: ValueError for images that
+    the model does not see, or that are not its tokens'."""
+    if not request.images:
+        return TokensPrompt(prompt_token_ids=request.tokens.tolist(), cache_salt=salt)
+    check_images(request.tokens, request.images, processor)
+    assert processor is not None, "checked"
+    places = [(image.start, image.num_tokens) for image in request.images]
+    names = [f"{salt}.{image.digest}" for image in request.images]
+    return image_request(request.tokens.tolist(), *processor.patches(request.images), places, names, salt)
 
 
 def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) -> SamplingParams:

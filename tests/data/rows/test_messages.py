@@ -17,6 +17,7 @@ from titan_rl.data.rows.row_messages import messages, template_options, tools, w
 from titan_rl.data.rows.row_shapes import read_row
 from titan_rl.data.text.checks import TextUse, check_chat
 from titan_rl.data.text.message_forms import call_form
+from titan_rl.data.text.messages import with_images
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import TextSettings, set_text, settings_of
 from titan_rl.data.text.turns import encode_messages
@@ -187,10 +188,24 @@ def test_text_parts_are_one_text():
     assert messages("x", "messages", [{"role": "user", "content": parts}]) == [USER]
 
 
+def test_images_stand_where_parts_or_marks_say_or_before_the_first_users_text():
+    image, ask = {"type": "image"}, {"type": "text", "text": "ask"}
+    [shown] = messages("x", "messages", [{"role": "user", "content": [ask, image, ask]}])
+    assert shown["content"] == "ask<image>ask"
+    assert with_images([shown], 1) == [{"role": "user", "content": [ask, image, ask]}]
+    system = {"role": "system", "content": "be"}
+    assert with_images([system, USER], 2) == [system, {"role": "user", "content": [image, image, ask]}]
+    assert with_images([shown], 0) == [shown]
+    with pytest.raises(ConfigError, match="<image> 1 times, and there are 2 images"):
+        with_images([shown], 2)
+    with pytest.raises(ConfigError, match="a user's message"):
+        with_images([system], 1)
+
+
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"role": "user", "content": [{"type": "image"}]}, "a part of type 'image'"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "a part of type 'image_url'"),
         ({"role": "user", "content": None}, "no content"),
         ({"role": "user", "content": "a", "tool_calls": [CALL]}, "belongs to the assistant's"),
         ({"role": "assistant", "content": "a", "weight": 1}, "'weight', which no message has"),

@@ -24,7 +24,7 @@ from titan_rl.environments.registry import make_task
 from titan_rl.environments.rewards.functions import in_turns
 from titan_rl.environments.rollout.demonstrations import demonstrate
 from titan_rl.environments.rollout.group import run_group
-from titan_rl.environments.tasks.treasure_hunt import DIRECTIONS, House, State, draw_house
+from titan_rl.environments.tasks.text.treasure_hunt import DIRECTIONS, House, State, draw_house
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 POSITIONS = 256

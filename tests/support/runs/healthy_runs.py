@@ -69,6 +69,7 @@ def healthy_runs(folder: Path, pretrained: Path, examples: Path) -> dict[str, tu
         ),
         "tool": ("calculator_tiny", {"rollout": _FEW}),
         "environment": ("treasure_tiny", {"rollout": _FEW}),
+        "vision": ("shapes_tiny", {"rollout": _FEW}),
         "mixture": (None, {"task": {"name": "mixture", "options": _TASKS}, "rollout": _FEW, "eval": {"prompts": 6}}),
         "dpo": ("dpo_tiny", {}),
         "lora": ("lora_tiny", {"rollout": _FEW}),

@@ -48,6 +48,7 @@ def overrides(**settings) -> list[str]:
     data = given.get("data.file")
     # refused in a run on data
     unread = ("generator.", "rollout.", "task.")[: 0 if data is None else 2 if data == "task" else 3]
+    unread += ("task.options",) if "task.name" in given else ()
     merged = {name: value for name, value in SMALL.items() if not name.startswith(unread)} | given
     return [
         part

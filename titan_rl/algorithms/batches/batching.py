@@ -209,6 +209,7 @@ def _samples(
             starts=tuple(turn.start for turn in rollout.turns) if rollout.penalties else (),
             routed_experts=rollout.routed_experts,
             reprompt=rollout.reprompt,
+            images=rollout.images,
         )
         for rollout, advantage in zip(rollouts, advantages, strict=True)
     ]
@@ -226,7 +227,9 @@ def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
             columns["routed_experts"] = sample.routed_experts[span]
         mask = sample.mask and sample.mask.take(np.arange(start, stop))
         starts = tuple(place - start for place in sample.starts if start <= place < stop)
-        branches.append(replace(sample, **columns, advantage=advantage, branch=number, mask=mask, starts=starts))
+        images = tuple(image.moved(-start) for image in sample.images if start <= image.start < stop)
+        own = dict(mask=mask, starts=starts, images=images)
+        branches.append(replace(sample, **columns, **own, advantage=advantage, branch=number))
         begin = end
     return branches
 

@@ -6,11 +6,18 @@ What only a built model tells is checked by ``models/weights/hf_weights.py``, an
 
 from pathlib import Path
 
-from titan_rl.config.model_directory.config_checks import NoModelError, check_config, check_stop_tokens, read_config
+from titan_rl.config.model_directory.config_checks import (
+    VISION,
+    NoModelError,
+    check_config,
+    check_stop_tokens,
+    read_config,
+)
 from titan_rl.config.model_directory.directory import stored_tensors
 from titan_rl.config.model_directory.hub import fetch, is_hub_name
 from titan_rl.config.model_directory.tensor_names import expected_tensors, is_tied
 from titan_rl.config.model_directory.tokenizer_checks import check_tokenizer
+from titan_rl.config.model_directory.vision_checks import check_image_form
 from titan_rl.config.model_directory.weight_checks import (
     check_dtypes,
     check_finite,
@@ -80,6 +87,8 @@ def check_directory(path: Path, *, own_family: bool, is_chat: bool) -> None:
     check_config(config, own_family=own_family)
     check_stop_tokens(path, config)
     check_tokenizer(path, config.get("vocab_size"), is_chat=is_chat)
+    if not own_family and config["model_type"] in VISION:
+        check_image_form(path, config)
     tensors = stored_tensors(path)
     check_dtypes(tensors)
     if not own_family and (expected := expected_tensors(config)) is not None:

@@ -9,6 +9,8 @@ from typing import Any
 from titan_rl.config.model_directory.directory import check_files, read_object, stop_token_ids
 from titan_rl.config.model_directory.tensor_names import LAYERS, head_size, num_experts
 
+VISION = ("qwen2_5_vl",)
+"""Model types that see images."""
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -61,7 +63,17 @@ def read_config(path: Path) -> dict[str, Any]:
     if not config.get("model_type") and is_run_config(config):
         raise ValueError(f"it is a run directory: {model_of_run(path)}")
     _check_magnitudes(config)
-    return config
+    return with_text_sizes(config) if config.get("model_type") in VISION else config
+
+
+def with_text_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a vision model with the sizes of its language model, wherever it has them.
+
+    Errors: ValueError for a table that is none."""
+    text = config.get("text_config") or {}
+    if not isinstance(text, dict) or not isinstance(config.get("vision_config"), dict):
+        raise ValueError("text_config and vision_config in config.json must be objects: copy the model's own")
+    return text | config
 
 
 _OF_RUNS = ("run", "training", "algorithm", "checkpoint")
@@ -150,7 +162,7 @@ def check_config(config: dict[str, Any], *, own_family: bool, any_head: bool = F
                 f"model type {model_type!r} is not supported: use one of {', '.join(LAYERS)}, or give a family of your "
                 f"own as model.family"
             )
-        if not any_head:
+        if not any_head and model_type not in VISION:
             _check_architectures(config.get("architectures"))
         _check_values(config)
         _check_heads(config)
@@ -252,6 +264,8 @@ def _check_rope(rope: Any) -> None:
     if not isinstance(rope, dict):
         raise ValueError(f"rope_scaling = {rope!r} in config.json must be an object, or be left out")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if "mrope_section" in rope and rope_type == "mrope":
+        rope_type = "default"
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise ValueError(f"rope type {rope_type!r} in config.json is not supported, only {', '.join(ROPE_TYPES)}")
     for name in ROPE_TYPES[rope_type]:

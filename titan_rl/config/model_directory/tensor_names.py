@@ -50,6 +50,7 @@ LAYERS: dict[str, dict[str, Shape]] = {
     "olmo2": _AROUND | _ATTENTION | _WHOLE_QK_NORM | _SWIGLU,
     "phi3": _NORMS | _PHI3,
     "qwen2": _NORMS | _ATTENTION | _BIASES | _SWIGLU,
+    "qwen2_5_vl": {},
     "qwen3": _NORMS | _ATTENTION | _QK_NORM | _SWIGLU,
     "qwen3_5_text": {},
     "qwen3_moe": _NORMS | _ATTENTION | _QK_NORM | _EXPERTS,

@@ -7,6 +7,7 @@ _WITHOUT_FP8 = {
     "a mixture of experts": ("num_experts", "num_local_experts", "n_routed_experts"),
     "latent attention": ("kv_lora_rank",),
     "linear attention": ("linear_num_value_heads",),
+    "a vision tower": ("vision_config",),
 }
 """Kinds of layers, by the keys of config.json that tell of them."""
 

@@ -73,11 +73,15 @@ class ChatTemplateConfig:
     """What a template that writes the date is told, so that a run's prompts do not follow the clock."""
 
 
+MADE_MODELS = ("tiny", "tiny-vision")
+"""Values of ``model.path`` whose model a run makes itself (models/builtin/made.py)."""
+
+
 @dataclass(kw_only=True)
 class ModelConfig:
     path: str = "tiny"
     """A Hugging Face directory, looked for in the current folder and in those of run.plugin_path, or a name of the Hub;
-    ``tiny``: a small Llama with a character tokenizer, made in the run directory."""
+    ``tiny``: a small Llama with a character tokenizer, made in the run directory; ``tiny-vision``: one that sees."""
     kernel: Literal["auto", "triton", "reference"] = "auto"
     """What computes log-probabilities; ``auto``: Triton where the trainer has a GPU, else the reference in torch."""
     family: str = ""
@@ -98,7 +102,7 @@ ANSWER_REWARDS = ("gsm8k", "gsm8k_flexible", "math")
 """Rewards by the expected answer, by name (environments/rewards/answer_graders.py)."""
 MADE = "task"
 """``data.file`` that is no file: rows are made of ``[task]``."""
-BUILT_IN_TASKS = ("calculator", "treasure", "alphabet_sort", "reverse_text", "wordle")
+BUILT_IN_TASKS = ("calculator", "treasure", "alphabet_sort", "reverse_text", "wordle", "shapes")
 """Tasks whose prompts are generated here without end."""
 MIXTURE = "mixture"
 """The name of several tasks as one (config/mixture.py)."""
@@ -109,7 +113,7 @@ TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium", "verifiers")
 @dataclass(kw_only=True)
 class TaskConfig:
     name: str = "gcd"
-    """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, ``alphabet_sort``, ``reverse_text``, ``wordle``, or
+    """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, ``alphabet_sort``, ``wordle``, ``shapes``, ..., or
     a reasoning-gym family), ``jsonl``, ``code``, ``math``, ``search`` or ``swe`` for a data file, a public set
     (``gsm8k``, ``math500``, ``aime``, ``mmlu_pro``, ``ifeval``, ``humaneval``, ``mbpp``) for its rows, ``openenv``,
     ``nemo_gym``, ``verifiers`` or ``gymnasium`` for other people's environments, ``mixture`` for several tasks, or

@@ -15,9 +15,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 
 from titan_rl.config.io.printable import printable_lines
+from titan_rl.config.io.terminal import Terminal
 from titan_rl.controller.console.step_table import COLUMNS, MOST_STEPS, Sample, headline, panel, sample_line
 from titan_rl.data.storage.files import LineFile, unless_full
-from titan_rl.data.terminal import Terminal
 
 _IN_LINE = ("reward", "accuracy", "groups_with_signal", "entropy", "response_length", "agreement_mean", "grad_norm")
 _ON_DATA = ("loss", "rewards/accuracies", "rewards/margins", "grad_norm", "learning_rate", "epoch")

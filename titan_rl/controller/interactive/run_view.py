@@ -9,6 +9,7 @@ import pandas as pd
 
 from titan_rl.config.io.bounded_files import read_json, read_text
 from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.schema import MADE_MODELS
 from titan_rl.controller.interactive.live_plot import LivePlot
 from titan_rl.controller.interactive.plots import Picture, TimeBar, time_bar
 from titan_rl.controller.interactive.tables import Table
@@ -103,7 +104,7 @@ class RunView:
         if self._loaded_tokenizer is None:
             config = read_json(self.run_dir.config)
             path = config["model"]["path"]
-            self._loaded_tokenizer = read_tokenizer(self.run_dir.base_model if path == "tiny" else path)
+            self._loaded_tokenizer = read_tokenizer(self.run_dir.base_model if path in MADE_MODELS else path)
         return self._loaded_tokenizer
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
-from titan_rl.config.sections.schema import MADE, TASKS_OF_FILES, TASKS_OF_OTHERS
+from titan_rl.config.sections.schema import MADE, MADE_MODELS, TASKS_OF_FILES, TASKS_OF_OTHERS
 from titan_rl.controller.preflight.checks import Checked, check_room, tokenizer_of, with_dataset
 from titan_rl.controller.preflight.data_checks import row_notices
 from titan_rl.data.rows.file_sources import locate_sources
@@ -52,7 +52,7 @@ def _hindrances(checked: Checked) -> Iterator[str]:
     """Why it cannot be looked at here."""
     config, folders = checked.config, checked.config.run.plugin_path
     path = Path(config.model.path)
-    if config.model.path != "tiny" and not any((path / name).is_file() for name in _TOKENIZERS):
+    if config.model.path not in MADE_MODELS and not any((path / name).is_file() for name in _TOKENIZERS):
         yield "as the model's tokenizer is not here"
     files = [("data.file", config.data.file)] if config.data.file not in ("", MADE) else []
     for setting, task in all_tasks(config.task).items():

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory.config_checks import read_config as read_directory
 from titan_rl.config.model_directory.hub import fetch_config, is_hub_name
-from titan_rl.config.sections.schema import Config
+from titan_rl.config.sections.schema import MADE_MODELS, Config
 from titan_rl.controller.planning.data_plan import measure_data
 from titan_rl.controller.planning.device_plan import (
     DevicePlan,
@@ -161,7 +161,7 @@ def _with_shapes(config: Config, request: PlanRequest) -> Iterator[Config]:
 
 
 def _shaped(path: str, setting: str, folder: Path) -> str:
-    if not path or (setting, path) == ("model.path", "tiny"):
+    if not path or setting == "model.path" and path in MADE_MODELS:
         return path
     if is_known(path) and not Path(path).exists():
         return write_shape(known(path), folder)

@@ -18,6 +18,7 @@ from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import (
     ANSWER_REWARDS,
+    MADE_MODELS,
     MIXTURE,
     OWN_SCORE,
     TASKS_OF_OTHERS,
@@ -41,7 +42,7 @@ from titan_rl.data.storage.shards import StoreError
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.data.text.control_tokens import end_of_answer
 from titan_rl.data.text.template_limits import checking
-from titan_rl.data.text.tokenizer import load_tokenizer, set_text, settings_of
+from titan_rl.data.text.tokenizer import load_tokenizer, settings_of
 from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import Task, make_task
@@ -63,8 +64,7 @@ from titan_rl.environments.scoring.reward_model import PART
 from titan_rl.environments.scoring.scorer import check_grader
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import HostLauncher, Launcher, make_launcher
-from titan_rl.models.builtin.tiny import tiny_config
-from titan_rl.models.builtin.tokenizer import character_tokenizer
+from titan_rl.models.builtin.made import config_of, made_stops, made_tokenizer
 from titan_rl.models.families.registry import Family, make_family
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
@@ -178,8 +178,7 @@ def with_suites(checked: Checked) -> Checked:
 
 def read_config(checked: Checked) -> PreTrainedConfig:
     """The model's config.json."""
-    path = checked.config.model.path
-    return tiny_config() if path == "tiny" else read_hf_config(path, checked.family)
+    return config_of(checked.config.model.path, checked.family)
 
 
 def check_prompts(checked: Checked) -> None:
@@ -215,11 +214,8 @@ def _check_text(checked: Checked, tokenizer: PreTrainedTokenizerBase) -> None:
 
 def stops_of(config: Config) -> list[int]:
     """Ids that stop the engine."""
-    if config.model.path != "tiny":
-        return stop_token_ids(config.model.path)
-    end = character_tokenizer().eos_token_id
-    assert isinstance(end, int), "it has one end"
-    return [end]
+    path = config.model.path
+    return made_stops(path) if path in MADE_MODELS else stop_token_ids(path)
 
 
 def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, training: list[Prompt]) -> None:
@@ -247,7 +243,7 @@ def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, training
 def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
     """Errors: ConfigError for a tokenizer that transformers cannot read."""
     path = config.model.path
-    return set_text(character_tokenizer(), settings_of(config)) if path == "tiny" else load_tokenizer(path, config)
+    return made_tokenizer(path, settings_of(config)) if path in MADE_MODELS else load_tokenizer(path, config)
 
 
 def check_room(checked: Checked, lengths: Sequence[tuple[str, int]]) -> None:
@@ -289,7 +285,8 @@ def check_model(config: Config, family: Family | None = None) -> None:
     on_cpu = is_on_cpu(config)
     if config.model.kernel == "triton" and on_cpu:
         raise ConfigError("model.kernel = 'triton' needs a GPU, and there is none: leave it out, or take 'reference'")
-    hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
+    path = config.model.path
+    hf = config_of(path) if path in MADE_MODELS else _check_directory(path, family)
     titan = build_titan(config)
     check_products(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
     check_laid_out(config, titan, hf, family, on_cpu=on_cpu)

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
-from titan_rl.config.sections.schema import MADE, MIXTURE, ChatTemplateConfig, Config
+from titan_rl.config.sections.schema import MADE, MADE_MODELS, MIXTURE, ChatTemplateConfig, Config
 from titan_rl.config.sections.suites import have_chats
 from titan_rl.data.rows.datasets import Dataset, FileRows, check_format, make_dataset, read_files, store_rows
 from titan_rl.data.rows.examples import Example
@@ -62,7 +62,7 @@ def template_notice(config: Config, task: Task) -> list[str]:
     """Line about a chat model that is asked without its template; none otherwise. Errors: ConfigError."""
     path, settings = config.model.path, all_tasks(config.task).values()
     is_compact = any(each.style == "compact" for each in settings if each.name != MIXTURE)
-    if config.data.file or path == "tiny" or not is_compact:
+    if config.data.file or path in MADE_MODELS or not is_compact:
         return []
     if not any(_asks_plainly(part, config.run.seed) for part in parts_of(task)):
         return []
@@ -88,10 +88,8 @@ def load_suites(
     Errors: ConfigError."""
     suites = [suite.with_prompts(config.eval.prompts) for suite in make_suites(config)]
     styles = {suite.task_config.style for suite in suites}
-    if "chat" in styles and config.model.path == "tiny":
-        raise ConfigError(
-            "eval.suites: style = 'chat' needs a chat model: set model.path, or style = 'compact' for tiny"
-        )
+    if "chat" in styles and config.model.path in MADE_MODELS:
+        raise ConfigError("eval.suites: style = 'chat' needs a chat model: set model.path, or style = 'compact'")
     check_model_text(config.model.path, tokenizer, TextUse(stops), styles)
     for suite in suites:
         longest = longest_prompt(suite, tokenizer)

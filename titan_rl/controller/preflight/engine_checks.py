@@ -1,6 +1,5 @@
 """What engines cannot do, or the trainer cannot follow: checked before any process starts."""
 
-from importlib.util import find_spec
 from math import ceil
 
 import torch
@@ -49,11 +48,6 @@ def check_engine(
         raise ConfigError(
             f"generator.max_num_seqs = {generator.max_num_seqs} is more than the {most} tokens of one engine step: "
             f"lower it"
-        )
-    if hf.model_type == "qwen3_5_text" and find_spec("torchvision") is None:
-        raise ConfigError(
-            "vLLM's class for model type 'qwen3_5_text' needs torchvision, also for text, and it is not installed: "
-            "install the build that belongs to this torch"
         )
     if on_cpu:
         _check_cpu_kernels(hf, generator.dtype)

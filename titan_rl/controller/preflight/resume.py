@@ -12,10 +12,11 @@ from typing import Any
 
 from titan_rl.config.load import ConfigError, Settings, flat, read_resolved
 from titan_rl.config.mixture import teachers_of
-from titan_rl.config.sections.schema import Config
+from titan_rl.config.sections.schema import MADE_MODELS, Config
 from titan_rl.controller.initial_policy import check_resumed
 from titan_rl.controller.preflight.checks import Checked, check_model, read_config, tokenizer_of
 from titan_rl.data.text.thinking import thinking_tags
+from titan_rl.data.text.tokenizer import text_settings
 from titan_rl.environments.rollout.decoding import DECODING_KEYS, decoding_of
 from titan_rl.models.families.registry import Family
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
@@ -167,12 +168,13 @@ def limits_of(checked: Checked) -> Limits:
     experts = experts_of(hf, checked.family) if checked.config.algorithm.routing == "replay" else None
     teachers = teachers_of(checked.config)
     tasks = frozenset(teachers.of_task if checked.algorithm.needs.teacher and len(teachers.paths) > 1 else ())
-    return Limits(hf.vocab_size, checked.titan.training.seq_len, decoding, tags, experts, tasks)
+    images = text_settings(tokenizer_of(checked.config)).images
+    return Limits(hf.vocab_size, checked.titan.training.seq_len, decoding, tags, experts, tasks, images)
 
 
 def check_own_models(run_dir: RunDir, config: Config, family: Family | None) -> None:
     """Errors: ConfigError if one of the models that the run is to go on with and that lie in its directory is none."""
-    for path in (*([run_dir.base_model] if config.model.path == "tiny" else []), run_dir.kept_policy):
+    for path in (*([run_dir.base_model] if config.model.path in MADE_MODELS else []), run_dir.kept_policy):
         if not path.exists():
             continue
         try:
@@ -223,8 +225,8 @@ def _follows_steps(recorded: Settings, schedule: str) -> bool:
 
 def _check_kept(run_dir: RunDir, recorded: Settings, settings: Settings) -> None:
     for key in changes(recorded, settings):
-        becomes_tiny = key == "model.path" and "tiny" in (recorded[key], settings[key])
-        if _rule(key) == _ALWAYS or becomes_tiny:
+        is_made = key == "model.path" and not {recorded[key], settings[key]}.isdisjoint(MADE_MODELS)
+        if _rule(key) == _ALWAYS or is_made:
             raise ConfigError(
                 f"{key} = {_shown(settings.get(key))} is not what {run_dir.root} was begun with, "
                 f"{_shown(recorded.get(key))}: give that, or leave --resume out and give another --run.dir"

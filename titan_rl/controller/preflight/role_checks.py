@@ -10,13 +10,12 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import names_of, teachers_of
 from titan_rl.config.model_directory.tokenizer_checks import vocabulary
-from titan_rl.config.sections.schema import Config
+from titan_rl.config.sections.schema import MADE_MODELS, Config
 from titan_rl.controller.preflight.device import is_on_cpu
 from titan_rl.controller.preflight.engine_checks import check_generator_layout
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.rollout.decoding import PENALTIES, changed
-from titan_rl.models.builtin.tiny import tiny_config
-from titan_rl.models.builtin.tokenizer import character_vocabulary
+from titan_rl.models.builtin.made import config_of, made_tokenizer
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
 from titan_rl.models.value_head import check_has_classifier, check_value_weights, value_spec
@@ -42,8 +41,8 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None, tas
         for key, path in _frozen_models(config, role).items():
             _check_model(config, role, family, num_words(role, algorithm.needs), key, path)
     if algorithm.needs.self_teacher:
-        _check_self_teacher(config, algorithm, task)
-        _check_words(algorithm.needs.teacher_words, _policy_config(config, family))
+        _check_self_teacher(config, algorithm, task, family)
+        _check_words(algorithm.needs.teacher_words, config_of(config.model.path, family))
     for role in LEARNED:
         if getattr(algorithm.needs, role):
             _check_learned(config, role, family)
@@ -93,9 +92,11 @@ def _frozen_models(config: Config, role: str) -> dict[str, str]:
     return ({} if by_task and not settings.path else {f"{role}.path": settings.path}) | by_task
 
 
-def _check_self_teacher(config: Config, algorithm: Algorithm, task: Task) -> None:
+def _check_self_teacher(config: Config, algorithm: Algorithm, task: Task, family: Family | None) -> None:
     """Errors: ConfigError for what a self-teacher, which reads one answer behind another prompt, cannot follow."""
     setting, rollout = f"algorithm.name = {config.algorithm.name!r}", config.rollout
+    if hasattr(config_of(config.model.path, family), "vision_config"):
+        raise ConfigError(f"{setting} has the policy read another prompt, without its images: take grpo")
     if not task.has_one_answer:
         raise ConfigError(
             f"{setting} is for tasks of one answer, and task.name = {config.task.name!r} replies: take grpo"
@@ -142,16 +143,14 @@ def check_reward_model(config: Config, algorithm: Algorithm, family: Family | No
         model = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
         raise ConfigError(f"{setting}: {' '.join(str(error).split())}") from None
-    policy = _policy_config(config, family)
+    policy = config_of(config.model.path, family)
+    if hasattr(policy, "vision_config"):
+        raise ConfigError(f"{setting} reads text alone, and the policy sees images: leave it out")
     if model.get_text_config().vocab_size != policy.vocab_size:
         raise ConfigError(
             f"{setting} has vocab_size = {model.get_text_config().vocab_size}, the policy {policy.vocab_size}: the "
             f"reward model must read the policy's tokens"
         )
-
-
-def _policy_config(config: Config, family: Family | None) -> PreTrainedConfig:
-    return tiny_config() if config.model.path == "tiny" else read_hf_config(config.model.path, family)
 
 
 def _check_learned(config: Config, role: str, family: Family | None) -> None:
@@ -181,7 +180,7 @@ def _check_classifier(role: str, config: Config) -> None:
     """``role``: whose model gets a value head, of a family that transformers must know by then."""
     path = getattr(config, role).path or config.model.path
     try:
-        check_has_classifier((tiny_config() if path == "tiny" else read_hf_config(path)).model_type)
+        check_has_classifier(config_of(path).model_type)
     except ValueError as error:
         raise ConfigError(f"{role}.path = {path!r}: {error}") from None
 
@@ -191,7 +190,7 @@ def _check_groups(config: Config, role: str, titan: TitanConfig, family: Family 
     groups, path = titan.optimizer.param_groups, getattr(config, role).path
     if [group.pattern for group in groups] == [".*"]:
         return
-    spec = model_spec(path, family) if path else spec_of(_policy_config(config, family), "", family)
+    spec = model_spec(path, family) if path else spec_of(config_of(config.model.path, family), "", family)
     spec = value_spec(spec) if role == "critic" else spec
     check_patterns(groups, parameter_names(spec), section=f"{role}.optimizer")
 
@@ -223,6 +222,8 @@ def check_draft_model(
             f"{setting}: vLLM takes a path with {taken[0]!r} in it for one of another kind of draft; give the model "
             f"another path, such as a link"
         )
+    if hasattr(policy, "vision_config"):
+        raise ConfigError(f"{setting}: there are no drafts for a policy that sees images; take 'ngram'")
     kinds = {"draft": draft, "policy": policy}
     if latent := [kind for kind, hf in kinds.items() if getattr(hf, "kv_lora_rank", None) is not None]:
         raise ConfigError(
@@ -245,7 +246,8 @@ def _check_tokens(
         )
     try:
         own = vocabulary(Path(place))
-        known = vocabulary(Path(config.model.path)) if config.model.path != "tiny" else character_vocabulary()
+        policy_path = config.model.path
+        known = made_tokenizer(policy_path).get_vocab() if policy_path in MADE_MODELS else vocabulary(Path(policy_path))
     except ValueError as error:
         raise ConfigError(f"{setting} = {place!r}: {error}") from None
     if own is None or known is None:
@@ -260,10 +262,12 @@ def _check_tokens(
 
 def _check_model(config: Config, role: str, family: Family | None, words: int, setting: str, place: str) -> None:
     """``words``: how many of the likeliest the role is to give. ``setting``, ``place``: one of its directories."""
-    policy = _policy_config(config, family)
+    policy = config_of(config.model.path, family)
     model = read_hf_config(place, family) if place else policy
     if place:
         _check_tokens(config, policy, model, role, setting, place)
+        if hasattr(policy, "vision_config") and not hasattr(model, "vision_config"):
+            raise ConfigError(f"{setting} = {place!r} reads text alone, and the policy sees images: give one that sees")
     _check_words(words, policy)
     titan, on_cpu = build_titan(config), is_on_cpu(config) if config.hosts.is_on else None
     try:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from titan_rl.data.batches.prefix_tree import Tree, places, prefix_tree, ranges
+from titan_rl.data.batches.prefix_tree import Node, Tree, places, prefix_tree, ranges
+from titan_rl.data.images import PlacedImage, rope_positions
 from titan_rl.data.numbers import all_zero
 from titan_rl.data.storage.decoding import PenalizedSample
 from titan_rl.data.storage.routed_experts import joined_experts
@@ -185,6 +186,7 @@ class _RowBuilder:
         self.tokens: list[np.ndarray] = []
         self.positions: list[np.ndarray] = []
         self.routed_experts: list[np.ndarray | None] = []
+        self.images: list[PlacedImage] = []
         self.segments: list[Segment] = []
         self.trained: list[_Trained] = []
         self.size = 0
@@ -200,7 +202,8 @@ class _RowBuilder:
                 self.tokens.append(sample.tokens[node.begin : node.end])
                 experts_TLK = sample.routed_experts
                 self.routed_experts.append(None if experts_TLK is None else experts_TLK[node.begin : node.end])
-                self.positions.append(np.arange(node.begin, node.end))
+                self.positions.append(_positions(sample, node))
+                self.images += _images(sample, node, self.size)
                 self.segments.append(Segment(self.size, length, prefix))
                 self.size += length
         return starts
@@ -233,7 +236,7 @@ class _RowBuilder:
         branches, weights = [share.branch for share in shares], [share.weight for share in shares]
         return Row(
             tokens_T=np.concatenate(self.tokens).astype(np.int64),
-            positions_T=np.concatenate(self.positions).astype(np.int64),
+            positions_T=_joined_positions(self.positions),
             segments=self.segments,
             source_S=np.concatenate(source).astype(np.int64),
             target_S=np.concatenate(target).astype(np.int64),
@@ -248,7 +251,29 @@ class _RowBuilder:
             penalized=list(penalized) if any(penalized) else [],
             routed_experts=joined_experts(self.routed_experts, list(map(len, self.tokens))),
             reprompts=_reprompts(samples),
+            images=tuple(self.images),
         )
+
+
+def _positions(sample: Sample, node: Node) -> np.ndarray:
+    """Of a node's tokens: [T], or [T, 3] of a sample with images."""
+    if not sample.images:
+        return np.arange(node.begin, node.end)
+    return rope_positions(len(sample.tokens), sample.images)[node.begin : node.end]
+
+
+def _joined_positions(positions: list[np.ndarray]) -> np.ndarray:
+    """int64: [T], or [T, 3] if any are; text has one position on all three axes."""
+    width = max(each.ndim for each in positions)
+    whole = [np.repeat(each[:, None], 3, axis=1) if each.ndim < width else each for each in positions]
+    return np.concatenate(whole).astype(np.int64)
+
+
+def _images(sample: Sample, node: Node, start: int) -> list[PlacedImage]:
+    """Images of a node's tokens, which begin at ``start`` in the row."""
+    own = [image for image in sample.images if node.begin <= image.start < node.end]
+    assert all(image.stop <= node.end for image in own), "an image lies in two nodes"
+    return [image.moved(start - node.begin) for image in own]
 
 
 def _reprompts(samples: Sequence[Sample]) -> list[np.ndarray | None]:
@@ -365,7 +390,7 @@ def _pad_row(row: Row, num_tokens: int) -> Row:
     return replace(
         row,
         tokens_T=np.concatenate([row.tokens_T, zeros]),
-        positions_T=np.concatenate([row.positions_T, zeros]),
+        positions_T=_joined_positions([row.positions_T, zeros]),
         segments=[*row.segments, *pieces],
         routed_experts=joined_experts([row.routed_experts, None], [start, missing]),
     )

@@ -22,6 +22,7 @@ from titan_rl.config.io.bounded_files import (
 )
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import EXACT
+from titan_rl.data.rows.row_images import IMAGE, IMAGES, as_uris
 from titan_rl.data.rows.row_messages import without_filled
 
 _JSON_LINES, _PARQUET = (".jsonl", ".json", ".ndjson"), (".parquet",)
@@ -216,6 +217,7 @@ def _arrow_files(path: Path) -> list[Path]:
 def _plain_rows(name: str, rows: Any) -> Iterator[RawRow]:
     for number, columns in enumerate(rows, 1):
         place = f"{name} row {number}"
+        columns |= {column: as_uris(columns[column]) for column in (IMAGES, IMAGE) if column in columns}
         plain = {column: _plain(value, f"{place}: column {column!r}") for column, value in columns.items()}
         yield place, without_filled(plain)
 

@@ -13,7 +13,7 @@ from typing import Any
 from titan_rl.config.io.bounded_files import KeyTwice, each_once, parse_json
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import check_finite, encodable, shown, text
-from titan_rl.data.text.messages import REASONING, Message, MessageCall, message
+from titan_rl.data.text.messages import IMAGE_MARK, REASONING, Message, MessageCall, message
 
 TOOLS, TEMPLATE_OPTIONS = "tools", "chat_template_kwargs"
 _ROLES = ("system", "user", "assistant", "tool")
@@ -73,13 +73,18 @@ def _content(place: str, value: dict[str, Any], role: str) -> dict[str, Any]:
 
 
 def _joined_parts(place: str, parts: list[Any]) -> str:
-    """Text parts, one behind the other, as templates of models with images write them."""
+    """Text parts, one behind the other, as templates of models with images write them; marks of a row's images."""
     for part in parts:
+        if isinstance(part, dict) and {**part, "text": None} == {"type": "image", "text": None}:
+            continue
         if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else None
             what = f"a part of type {kind!r}" if isinstance(kind, str) and kind != "text" else shown(part)
-            raise ConfigError(f"{place}: 'content' holds {what}: only text parts can be trained; leave the row out")
-    return "".join(part["text"] for part in parts)
+            raise ConfigError(
+                f"{place}: 'content' holds {what}: only text, and images of the row's column 'images', can be trained; "
+                f"leave the row out"
+            )
+    return "".join(IMAGE_MARK if part.get("type") == "image" else part["text"] for part in parts)
 
 
 def _reasoning(place: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.numbers import as_float
 from titan_rl.data.rows.column_names import SAME, SHARED
 from titan_rl.data.rows.row_fields import joined, names, said, shown, text
+from titan_rl.data.rows.row_images import take_images
 from titan_rl.data.rows.row_messages import Schema, messages, template_options, tools
 from titan_rl.data.rows.splits import key
 from titan_rl.data.text.messages import Message
@@ -84,6 +85,9 @@ def read_row(
             f"{place}: data.columns names {name!r}, and the row is read as {' and '.join(map(repr, _READ[format]))}: "
             f"leave it out, or set data.format"
         )
+    images, columns = take_images(place, columns)
+    if images:
+        raise ConfigError(f"{place}: images are shown in tasks alone: set task.name = 'jsonl', or leave the column out")
     row = _READERS[format](place, columns)
     return replace(row, tools=tools(place, columns), template_options=template_options(place, columns))
 

@@ -8,7 +8,7 @@ transformers takes a second to import, so its type stands in annotations alone.
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 from titan_rl.config.load import ConfigError
 from titan_rl.config.model_directory.directory import check_files
 from titan_rl.config.sections.schema import Config
+from titan_rl.data.images import ImageProcessor, image_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -44,6 +45,8 @@ class TextSettings:
     """Whether an answer's text has the special tokens that the model wrote."""
     template: str = ""
     """The chat template itself; empty: the tokenizer's own."""
+    images: ImageProcessor | None = None
+    """Of a model that sees images."""
 
     def strftime(self, form: str) -> str:
         return datetime.fromisoformat(self.date).strftime(form)
@@ -76,7 +79,8 @@ def settings_of(config: Config) -> TextSettings:
 
 def load_tokenizer(path: str | Path, config: Config) -> Tokenizer:
     """A run's. Errors: ConfigError for one that cannot be read."""
-    return set_text(read_tokenizer(path), settings_of(config))
+    tokenizer = read_tokenizer(path)
+    return set_text(tokenizer, replace(settings_of(config), images=image_processor(path)))
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:

@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.images import ImageProcessor, PlacedImage
 from titan_rl.data.text.chat_template import (
     REPLY,
     Tools,
@@ -36,8 +37,8 @@ from titan_rl.data.text.control_tokens import (
     written_answer,
 )
 from titan_rl.data.text.message_forms import changed_texts, is_text, with_texts
-from titan_rl.data.text.messages import Message, content_of
-from titan_rl.data.text.tokenizer import Tokenizer, encode_behind, encode_from_start, tokens_and_owner
+from titan_rl.data.text.messages import IMAGE_MARK, Message, content_of, with_images
+from titan_rl.data.text.tokenizer import Tokenizer, encode_behind, encode_from_start, text_settings, tokens_and_owner
 from titan_rl.data.types import Provenance
 
 NO_TEMPLATE = (
@@ -47,23 +48,60 @@ NO_TEMPLATE = (
 
 
 def encode_messages(
-    tokenizer: Tokenizer, messages: str | list[Message], tools: Tools = (), *, is_plain: bool = False
+    tokenizer: Tokenizer,
+    messages: str | list[Message],
+    tools: Tools = (),
+    *,
+    is_plain: bool = False,
+    num_images: int = 0,
 ) -> np.ndarray:
     """A prompt's tokens, int32 [T]: text from its beginning, messages through the template, up to where the model
     begins.
 
     ``tools``: schemas of what the model may call. A template without a place for them has them in the system message.
     Control tokens in it are broken up. ``is_plain``: whether those in the messages are meant, or broken up already.
+    ``num_images``: so many are shown (``with_images``), a token each.
 
     Errors: ConfigError if there is no template, or it refuses the messages.
     """
     if isinstance(messages, str):
         text = messages if is_plain else plain(tokenizer, messages)
-        return np.asarray(encode_from_start(tokenizer, text), np.int32)
+        tokens = np.asarray(encode_from_start(tokenizer, text), np.int32)
+        processor = text_settings(tokenizer).images
+        if num_images and IMAGE_MARK in messages:
+            raise ConfigError(f"its images stand where {IMAGE_MARK} does only with task.style = 'chat': set it")
+        return processor.behind_images(tokens, num_images) if processor and num_images else tokens
     tools = _plain_tools(tokenizer, tools)
     plain_messages = messages if is_plain else _plain(tokenizer, messages)
     check_roles(tokenizer, messages, tools)
-    return np.asarray(render_with_tools(tokenizer, plain_messages, tools, tokenize=True), np.int32)
+    shown = with_images(plain_messages, num_images)
+    return np.asarray(render_with_tools(tokenizer, shown, tools, tokenize=True), np.int32)
+
+
+def encode_shown(
+    tokenizer: Tokenizer, messages: str | list[Message], tools: Tools, images: Sequence[bytes]
+) -> tuple[np.ndarray, list[PlacedImage]]:
+    """Tokens of a prompt, as ``encode_messages``, and its images in their places.
+
+    Errors: as there, and ConfigError for images that cannot be read, or that the model does not see.
+    """
+    if not images:
+        return encode_messages(tokenizer, messages, tools), []
+    if (processor := text_settings(tokenizer).images) is None:
+        raise ConfigError("it has images, and the model sees none: set model.path to a vision model's")
+    tokens = encode_messages(tokenizer, messages, tools, num_images=len(images))
+    try:
+        return processor.expand(tokens, [_decoded(processor, *each) for each in enumerate(images, 1)])
+    except ValueError as error:
+        raise ConfigError(f"it {error}") from None
+
+
+def _decoded(processor: ImageProcessor, number: int, image: bytes) -> np.ndarray:
+    """Errors: ConfigError."""
+    try:
+        return processor.decode(image)
+    except ValueError as error:
+        raise ConfigError(f"its image {number} {error}") from None
 
 
 def _plain(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:

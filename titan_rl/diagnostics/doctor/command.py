@@ -10,10 +10,10 @@ from typing import Any
 from rich.table import Table
 
 from titan_rl.config.io.printable import say
+from titan_rl.config.io.terminal import Terminal
 from titan_rl.config.load import load_config
 from titan_rl.controller.planning.device_report import fit_and_place
 from titan_rl.controller.preflight.checks import check, stops_of, tokenizer_of
-from titan_rl.data.terminal import Terminal
 from titan_rl.data.text.checks import text_facts
 from titan_rl.diagnostics.doctor.findings import Finding
 from titan_rl.diagnostics.doctor.runner import run_doctor

@@ -16,11 +16,11 @@ from rich.progress import track
 from rich.table import Table
 
 from titan_rl.config.io.printable import printable, say
+from titan_rl.config.io.terminal import Terminal
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import what_happened
 from titan_rl.config.sections.schema import TASKS_OF_OTHERS, Config, TaskConfig
-from titan_rl.data.terminal import Terminal
 from titan_rl.data.types import Prompt, correct
 from titan_rl.diagnostics.doctor.probes.scripted import ScriptedEpisodes
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of

@@ -21,6 +21,9 @@ from titan_rl.trainer.roles.names import LEARNED
 from titan_rl.trainer.state.checkpoint_state import role_folder
 from titan_rl.trainer.state.plain_state import StateError, load_state, read_metadata
 
+_BATCH_BYTES = 1 << 28
+"""Of tensors that are read at once."""
+
 
 def recorded_places(root: Path) -> list[RankPlatform]:
     """Recorded trainer devices of a run directory. Runs of releases that did not say it had no GPU."""
@@ -128,8 +131,26 @@ def _ratio(difference: float, size: float) -> float:
 def _pairs(
     checkpoint: Path, other: Path, entries: dict[str, TensorStorageMetadata]
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    for batch in _batches(entries):
+        here, there = _read_tensors(checkpoint, batch), _read_tensors(other, batch)
+        yield from ((name, here[name], there[name]) for name in batch)
+
+
+def _batches(entries: dict[str, TensorStorageMetadata]) -> Iterator[dict[str, TensorStorageMetadata]]:
+    """Tensors of one folder at a time, as many as ``_BATCH_BYTES`` hold: each read begins with the folder's list."""
+    batch, size, first = dict[str, TensorStorageMetadata](), 0, ""
     for name, entry in entries.items():
-        yield name, _read_tensor(checkpoint, name, entry), _read_tensor(other, name, entry)
+        num_bytes = entry.size.numel() * entry.properties.dtype.itemsize
+        if batch and (size + num_bytes > _BATCH_BYTES or _role_of(name) != _role_of(first)):
+            yield batch
+            batch, size = {}, 0
+        batch[name], size, first = entry, size + num_bytes, name
+    if batch:
+        yield batch
+
+
+def _role_of(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _tensors(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
@@ -147,7 +168,8 @@ def _layout(entry: TensorStorageMetadata) -> tuple[torch.Size, torch.dtype]:
     return entry.size, entry.properties.dtype
 
 
-def _read_tensor(checkpoint: Path, name: str, entry: TensorStorageMetadata) -> torch.Tensor:
-    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype)}
-    load_state(state, role_folder(checkpoint, name.partition(".")[0]), no_dist=True)
-    return state[name].reshape(-1)
+def _read_tensors(checkpoint: Path, entries: dict[str, TensorStorageMetadata]) -> dict[str, torch.Tensor]:
+    """Tensors of one folder, flat."""
+    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+    load_state(state, role_folder(checkpoint, _role_of(next(iter(state)))), no_dist=True)
+    return {name: tensor.reshape(-1) for name, tensor in state.items()}

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.io.terminal import Terminal
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.initial_policy import base_model, check_kept, kept_policy
 from titan_rl.controller.preflight.checks import Checked, resolve, with_dataset
@@ -21,7 +22,6 @@ from titan_rl.controller.preflight.recorded_config import load_recorded, one_con
 from titan_rl.controller.preflight.resume import check_own_models, check_readable, limits_of, read_settings
 from titan_rl.controller.recovery.checkpointing import written
 from titan_rl.controller.wiring import Actors
-from titan_rl.data.terminal import Terminal
 from titan_rl.data.types import StepMetrics
 from titan_rl.diagnostics.replay.batches import Recorded, as_metrics, recorded_steps, steps_of_replay
 from titan_rl.diagnostics.replay.comparison import (

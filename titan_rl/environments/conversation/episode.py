@@ -14,6 +14,7 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_spelling, shown, source_file, what_happened
+from titan_rl.data.images import PlacedImage
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.routed_experts import filled, joined_experts
@@ -33,7 +34,8 @@ Ask = Callable[[Request], Awaitable[list[Completion]]]
 class Episode:
     """Tokens of one rollout with provenance, logprobs and policy versions (each [T]), and its turns."""
 
-    def __init__(self, prompt_tokens: np.ndarray):
+    def __init__(self, prompt_tokens: np.ndarray, images: Sequence[PlacedImage] = ()):
+        self.images = tuple(images)
         self._begin(prompt_tokens, np.full(len(prompt_tokens), Provenance.TEMPLATE, np.int8))
         self.turns: list[Turn] = []
         self.answers: list[str] = []
@@ -176,6 +178,7 @@ class Episode:
             mask=self.mask,
             penalties=self.penalties,
             routed_experts=self.routed_experts,
+            images=self.images,
         )
 
 
@@ -195,11 +198,13 @@ class Player:
     seed: int
     step_timeout: float
     is_chat: bool
+    images: Sequence[PlacedImage] = ()
+    """Of the prompt."""
 
     async def first_turns(self, prompt_tokens: np.ndarray) -> list[Episode]:
         """Episodes of all samples with their first answers, or without, where environments speak first."""
         samples = range(self.sampling.num_samples)
-        episodes = [Episode(prompt_tokens) for _ in samples]
+        episodes = [Episode(prompt_tokens, self.images) for _ in samples]
         if self.task.speaks_first:
             return episodes
         completions = await self.ask(self.request(prompt_tokens, samples, 0))
@@ -285,7 +290,9 @@ class Player:
         room = room if at_most is None else min(at_most, room)
         sampling = self.sampling
         settings = sampling.temperature, sampling.decoding
-        return Request(tokens, seeds, room, *settings, routed_experts=sampling.routed_experts)
+        return Request(
+            *(tokens, seeds, room, *settings), routed_experts=sampling.routed_experts, images=tuple(self.images)
+        )
 
     def read(self, completion: Completion) -> str:
         """Decode an answer, without its end token."""

@@ -339,7 +339,8 @@ def _prompt(name: str, row: DataRow) -> Prompt:
     entry: dict[str, Any] = {"row": row.columns, "place": row.place, "messages": row.messages, "tools": row.tools}
     if row.worked and row.worked != row.answer:
         entry["worked"] = row.worked
-    return replace(Prompt(name, row.text, row.answer or "", entry), template_options=row.template_options)
+    prompt = Prompt(name, row.text, row.answer or "", entry)
+    return replace(prompt, template_options=row.template_options, images=row.images)
 
 
 def _options(task: TaskConfig, kind: type[FileOptions]) -> FileOptions:

@@ -2,8 +2,8 @@
 
 A row asks by exactly one of ``prompt``, ``question`` (text, or messages) and ``messages``, or as a public set does
 (data/rows/public_shapes.py); ``answer`` is text or a number. ``tools`` and ``chat_template_kwargs`` go to the chat
-template. All columns are kept for the reward function. Whatever is wrong is a ConfigError: one line with the file and
-the line.
+template, ``images`` to a vision model (data/rows/row_images.py). All other columns are kept for the reward function.
+Whatever is wrong is a ConfigError: one line with the file and the line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +17,7 @@ from titan_rl.data.rows.file_sources import Source, list_names, read_sources
 from titan_rl.data.rows.public_shapes import as_question, source_of
 from titan_rl.data.rows.row_fields import check_finite, encodable, joined, names, shown, text, written
 from titan_rl.data.rows.row_files import ReadFile, read_raw_rows
+from titan_rl.data.rows.row_images import take_images
 from titan_rl.data.rows.row_messages import Schema, messages, template_options, tools
 from titan_rl.data.text.messages import Message
 
@@ -40,6 +41,8 @@ class DataRow:
     """The row's own, for the chat template."""
     worked: str = ""
     """Answer with its derivation, where the row has one."""
+    images: tuple[bytes, ...] = ()
+    """What it shows, encoded."""
     source: int = 0
     """Number of its source among those of the file setting."""
 
@@ -76,6 +79,7 @@ def parser_of(mapping: Mapping[str, str]) -> Parse:
 
 def parse_row(place: str, columns: dict[str, Any], mapped: Mapping[str, str] = MappingProxyType({})) -> DataRow:
     """Checked row. Errors: ConfigError."""
+    images, columns = take_images(place, columns)
     question = as_question(place, columns, mapped, _SECTION)
     name, columns = question.column, question.columns
     answer = _answer(place, question.answer)
@@ -83,7 +87,7 @@ def parse_row(place: str, columns: dict[str, Any], mapped: Mapping[str, str] = M
     conversation = _conversation(place, name, columns[name]) if name == "messages" else None
     asked = text(place, name, columns[name]) if conversation is None else joined(conversation)
     row = DataRow(place, columns, asked, conversation, answer, tools(place, columns), template_options(place, columns))
-    return replace(row, worked=question.worked)
+    return replace(row, worked=question.worked, images=images)
 
 
 def without_answer(row: DataRow, reason: str) -> ConfigError:

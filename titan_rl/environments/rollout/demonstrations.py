@@ -8,11 +8,12 @@ import numpy as np
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer
-from titan_rl.data.text.turns import encode_answer, encode_messages, encode_opening, encode_reply
+from titan_rl.data.text.turns import encode_answer, encode_opening, encode_reply
 from titan_rl.data.types import Completion, Prompt, Rollout
 from titan_rl.environments.conversation.episode import Episode
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.environments.interfaces.task import Task, task_of
+from titan_rl.environments.rollout.group import encode_with_images
 from titan_rl.mesh.processes.deadlines import together, within
 
 
@@ -35,8 +36,8 @@ async def demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_tim
 
 async def _demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_timeout: float) -> Rollout:
     tokenizer = with_options(tokenizer, prompt.template_options)
-    tokens = encode_messages(tokenizer, task.messages(prompt), task.tools_of(prompt))
-    episode, environment = Episode(tokens), task.environment(prompt)
+    episode = Episode(*encode_with_images(task, tokenizer, prompt))
+    environment = task.environment(prompt)
     is_chat, answers = not isinstance(task.messages(prompt), str), worked_answers(task, prompt)
     tools = task.tools_of(prompt)
     try:

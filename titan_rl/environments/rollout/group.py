@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.images import PlacedImage
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer
-from titan_rl.data.text.turns import encode_messages
+from titan_rl.data.text.turns import encode_shown
 from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.episodes import play_agent
@@ -28,10 +29,21 @@ Judge = Callable[[list[np.ndarray]], Coroutine[Any, Any, tuple[list[Score], floa
 def encode_prompt(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
     """Tokens of a prompt, int32 [T]; besides an environment's replies the only text that is ever tokenized.
 
-    Errors: ConfigError if the chat template refuses the messages, or the prompt's own options.
+    Errors: as ``encode_with_images``.
+    """
+    return encode_with_images(task, tokenizer, prompt)[0]
+
+
+def encode_with_images(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> tuple[np.ndarray, list[PlacedImage]]:
+    """Tokens of a prompt, int32 [T], and its images in their places.
+
+    Errors: ConfigError if the chat template refuses the messages, or the prompt's own options; for an image that cannot
+    be read, and where images are not shown.
     """
     tokenizer = with_options(tokenizer, prompt.template_options)
-    return encode_messages(tokenizer, task.messages(prompt), task.tools_of(prompt))
+    if prompt.images and (task.has_agent or task.speaks_first):
+        raise ConfigError("it has images, which are not shown to agents, nor where environments speak first")
+    return encode_shown(tokenizer, task.messages(prompt), task.tools_of(prompt), prompt.images)
 
 
 async def run_group(
@@ -60,14 +72,14 @@ async def run_group(
     """
     start, begun, task = time.perf_counter(), time.time(), task_of(task, prompt)
     try:
-        prompt_tokens = encode_prompt(task, tokenizer, prompt)
+        prompt_tokens, images = encode_with_images(task, tokenizer, prompt)
         tokenizer = with_options(tokenizer, prompt.template_options)
         is_chat = not isinstance(task.messages(prompt), str)
     except ConfigError as error:
         return _failed_group(prompt, sampling.num_samples, str(error))
     if len(prompt_tokens) >= sampling.max_tokens:
         return Group(prompt.id, [], refused="prompt_too_long")
-    player = Player(prompt, task, tokenizer, ask, sampling, seed, step_timeout, is_chat)
+    player = Player(prompt, task, tokenizer, ask, sampling, seed, step_timeout, is_chat, images)
     try:
         if endpoint is not None and task.has_agent:
             episodes = await _played_by_agents(player, endpoint, prompt_tokens)

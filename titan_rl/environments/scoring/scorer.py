@@ -53,7 +53,7 @@ class Scorer(ScoringProcess):
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
         """Score each rollout's answers; gives the scores, and the seconds for all."""
-        fields = asdict(prompt)
+        fields = asdict(replace(prompt, images=[]))  # a score is of what was said
         return await self.score_lines([json.dumps({"prompt": fields, "answers": answers}) for answers in rollouts])
 
 

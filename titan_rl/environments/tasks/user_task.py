@@ -9,7 +9,7 @@ import inspect
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -130,7 +130,7 @@ class UserTask(Task):
                 f"{self.label}: prompt('check', 0, 0) gave two different prompts: draw from the seed alone"
             )
         try:
-            json.dumps(asdict(prompt))
+            json.dumps(asdict(replace(prompt, images=[])))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{self.label}: a prompt's entry must be plain values, as in JSON: {error}") from None
         self.messages(prompt)

@@ -40,5 +40,7 @@ def widen_linears(model: torch.nn.Module, max_num_seqs: int) -> None:
     for module in model.modules():
         if not isinstance(module, LinearBase) or module.params_dtype != torch.bfloat16:
             continue
-        if type(module.quant_method) is UnquantizedLinearMethod:
+        weight = module.weight
+        is_matrix = isinstance(weight, torch.Tensor) and weight.ndim == 2  # a convolution's weight has three dimensions
+        if is_matrix and type(module.quant_method) is UnquantizedLinearMethod:
             module.quant_method = WideLinearMethod(module.quant_method)

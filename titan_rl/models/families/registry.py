@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import resolve
-from titan_rl.models.families import deepseek_v3, gemma3, glm4, gpt_oss, olmo2, phi3, qwen3_5
+from titan_rl.models.families import deepseek_v3, gemma3, glm4, gpt_oss, olmo2, phi3, qwen2_5_vl, qwen3_5
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
 from titan_rl.models.layers.moe import ExpertBlock, moe_config
@@ -107,6 +107,7 @@ FAMILIES = {
     "qwen2": Family(
         partial(_llama_config, attention=partial(layer_configs.attention, qkv_bias=True)), parallelize_llama
     ),
+    "qwen2_5_vl": Family(qwen2_5_vl.qwen2_5_vl_config, parallelize_llama, qwen2_5_vl.Qwen25VLNames),
     "qwen3": Family(_qwen3_config, parallelize_qwen3),
     **dict.fromkeys(
         ("qwen3_5_text", "qwen3_next"),

@@ -60,6 +60,29 @@ class InterleavedRoPE(HuggingFaceRoPE):
         return HuggingFaceRoPE.apply_rotary_emb(query, key, rope_cache)
 
 
+class MultimodalRoPE(HuggingFaceRoPE):
+    """Rotary embedding of which each section turns by a position of its own: of time, row or column.
+
+    Source: M-RoPE, Qwen2-VL, arXiv 2409.12191, section 2.1.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(HuggingFaceRoPE.Config):
+        sections: tuple[int, ...] = ()
+        """Pairs of dimensions that turn by each of the three positions, ``dim / 2`` in all."""
+
+    def _reshape_cache(self, query: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Cosines and sines [1, L, 1, 2 dim] of positions [1, L, 3]; of [1, L] or none, as of text alone."""
+        if positions is None or positions.ndim == 2:
+            return super()._reshape_cache(query, positions)
+        config = self.config
+        assert isinstance(config, MultimodalRoPE.Config)
+        sections = torch.tensor(config.sections, device=positions.device)
+        axis_P = torch.arange(3, device=positions.device).repeat_interleave(sections)  # of each pair
+        index_LC = positions[0, :, axis_P.repeat(self.cache.shape[-1] // len(axis_P))]
+        return self.cache.gather(0, index_LC)[None, :, None]
+
+
 def _in_halves(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Of the first ``dim`` dimensions, the even ones before the odd ones."""
     return torch.cat([x[..., :dim:2], x[..., 1:dim:2], x[..., dim:]], dim=-1)

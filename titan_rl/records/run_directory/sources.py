@@ -8,7 +8,7 @@ from pathlib import Path
 from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
-from titan_rl.config.sections.schema import FILE_OPTIONS, MADE, TASKS_OF_FILES, Config
+from titan_rl.config.sections.schema import FILE_OPTIONS, MADE, MADE_MODELS, TASKS_OF_FILES, Config
 from titan_rl.data.rows.file_sources import Source, locate_sources
 from titan_rl.data.rows.row_files import data_files
 from titan_rl.data.storage.files import replace_text, sampled_checksum
@@ -31,7 +31,7 @@ def find_sources(config: Config) -> Sources:
     """Checksums of the run's model, adapter and data files, as they are now. Errors: ConfigError if a file is not
     there."""
     sources: Sources = {}
-    if config.model.path != "tiny":
+    if config.model.path not in MADE_MODELS:
         root = Path(config.model.path)
         for setting, patterns in {"model.path": _MODEL_FILES, "model.path (text)": _TEXT_FILES}.items():
             paths = sorted(path for pattern in patterns for path in root.glob(pattern) if path.is_file())

@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from titan_rl.config.io.bounded_files import RefusedFile
+from titan_rl.data.images import ImageProcessor
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.files import replacing, wanting
 from titan_rl.data.storage.routed_experts import ExpertShape, check_experts, is_recorded
 from titan_rl.data.storage.sampling_mask import SamplingMask
+from titan_rl.data.storage.stored_images import IMAGES, check_images, image_rows, images_of
 from titan_rl.data.storage.tables import check_table, read_table
 from titan_rl.data.text.thinking import ThinkingTags, forced_tokens
 from titan_rl.data.types import Decoding, Group, Provenance, Rollout, Status, ToolCall, Turn, is_model
@@ -53,10 +55,12 @@ SCHEMA = pa.schema(
         "penalties": pa.struct(_PENALTIES),
         "routed_experts": pa.struct(_EXPERTS),
         "reprompt": pa.list_(pa.int32()),
+        "images": IMAGES,
     }
 )
 RATIO = 256
 """Bytes in memory for each of a file (data/storage/tables.py): a token of a tool takes 160, and in the file two."""
+_DICTIONARY = 1 << 30
 _SHOWN = 200
 """Characters of another library's message."""
 
@@ -77,6 +81,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         mask=_mask_row(rollout.mask),
         penalties=None if rollout.penalties is None else asdict(rollout.penalties),
         routed_experts=_experts_row(rollout.routed_experts),
+        images=image_rows(rollout.images),
     )
 
 
@@ -149,7 +154,8 @@ def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
         for rollout in group.rollouts
     ]
     buffer = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer)
+    # samples of a group have the same images, each of which is stored once
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer, dictionary_pagesize_limit=_DICTIONARY)
     data, path = buffer.getvalue(), _path(folder, step)
     with wanting(path, data.size), replacing(path) as writing:
         writing.write_bytes(data)
@@ -180,6 +186,8 @@ class Limits:
     """Of the model, where those that tokens went through are recorded."""
     tasks: frozenset[str] = frozenset()
     """Names of a mixture's tasks, where a teacher is chosen by them; empty: any."""
+    images: ImageProcessor | None = None
+    """Of a model that sees images."""
 
 
 def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list[Group]:
@@ -254,6 +262,7 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         penalties=_penalties(row["penalties"]),
         routed_experts=_experts(row["routed_experts"]),
         reprompt=None if row["reprompt"] is None else np.asarray(row["reprompt"], np.int32),
+        images=images_of(row["images"]),
     )
     return Rollout(**row | converted)
 
@@ -278,6 +287,7 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
         _check_penalties(name, rollout, limits.decoding)
         _check_experts(name, rollout, limits.experts)
         _check_reprompt(name, rollout, limits)
+        _check_images(name, rollout, limits)
     if len(rollout.turn_rewards) not in (0, len(rollout.turns)):
         raise ValueError(f"{name} has {len(rollout.turn_rewards)} rewards of turns and {len(rollout.turns)} turns")
     if not all(0 <= turn.start <= turn.stop <= length for turn in rollout.turns):
@@ -335,6 +345,14 @@ def _check_reprompt(name: str, rollout: Rollout, limits: Limits) -> None:
         raise ValueError(f"{name} has a reprompt of {len(reprompt)} tokens, and a row has room for {limits.length}")
     if not 0 <= int(reprompt.min()) <= int(reprompt.max()) < limits.vocabulary:
         raise ValueError(f"{name} has a reprompt with a token outside the model's vocabulary of {limits.vocabulary}")
+
+
+def _check_images(name: str, rollout: Rollout, limits: Limits) -> None:
+    """Errors: ValueError."""
+    try:
+        check_images(rollout.tokens, rollout.images, limits.images)
+    except ValueError as error:
+        raise ValueError(f"{name} has {error}") from None
 
 
 def _check_truncation(name: str, rollout: Rollout, decoding: Decoding) -> None:

@@ -48,6 +48,8 @@ def check_replay(hf: PreTrainedConfig, family: Family | None = None) -> None:
 def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: Family | None = None) -> None:
     """Check a layout against a model. Errors: ConfigError with the reason and what to change."""
     experts = getattr(hf, "num_experts", 0) or getattr(hf, "num_local_experts", 0)
+    if hasattr(hf, "vision_config"):
+        _check_vision(parallelism)
     if parallelism.tensor_parallel_degree > 1:
         _check_tensor_parallel(hf, parallelism, experts)
     if parallelism.pipeline_parallel_degree > 1:
@@ -55,6 +57,15 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: F
     if parallelism.context_parallel_degree > 1:
         _check_context_parallel(hf, parallelism, family)
     _check_experts(hf, parallelism, experts)
+
+
+def _check_vision(parallelism: ParallelismConfig) -> None:
+    for kind in ("tensor", "pipeline", "context"):
+        if (degree := getattr(parallelism, f"{kind}_parallel_degree")) > 1:
+            raise ConfigError(
+                f"parallelism.{kind}_parallel_degree = {degree} cannot cut a model that sees images: use "
+                f"data_parallel_shard_degree instead"
+            )
 
 
 def check_products(

@@ -26,6 +26,8 @@ def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family:
             f"lora.rank = {config.lora.rank} and float8.recipe_name = {titan.float8.recipe_name!r}: adapters are not "
             f"trained on layers in FP8; leave one of them out"
         )
+    if hasattr(hf, "vision_config"):
+        raise ConfigError(f"lora.rank = {config.lora.rank}: models that see images are trained whole; leave it out")
     try:
         targets = targets_of(spec_of(hf, "", family), config.lora)
     except ValueError as error:

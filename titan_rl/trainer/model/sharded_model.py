@@ -25,8 +25,10 @@ from torchtitan.protocols.model_spec import ModelSpec
 from titan_rl.config.model_directory.chat_template import write_template
 from titan_rl.config.sections.schema import Config, LoraConfig
 from titan_rl.data.batches.packing import fit_rows
+from titan_rl.data.images import PlacedImage, image_processor
 from titan_rl.data.types import Row
 from titan_rl.models.context_parallel import ContextParallel
+from titan_rl.models.families.qwen2_5_vl import ImageInputs
 from titan_rl.models.families.registry import make_family
 from titan_rl.models.layers.attention import AttentionPlan, BlockPlan, Form, SpreadPlan, attention_form, plan_attention
 from titan_rl.models.layers.gated_delta_net import has_states, recurrence_plan
@@ -110,6 +112,7 @@ class ShardedModel:
             UnshardedModel(spec, titan, self.parts[0]) if can_be_unsharded(titan, parallel_dims, device) else None
         )
         self.context = context_parallel(parallel_dims)
+        self.image_processor = image_processor(path)
         self._routing_counts = torch.zeros(2, dtype=torch.int64, device=device)
         self.adapters: Adapters | None = None
         self.load(path)
@@ -157,8 +160,24 @@ class ShardedModel:
             "implementation": "reference" if row.penalized else self.implementation,
             "mask": row.mask,
             "penalties": logit_penalties(row, self.device),
+            **self._images(row),
         }
         return (whole if self.context is None else _spread(whole, row, self.context)) | keywords_of(self._own(columns))
+
+    def _images(self, row: Row) -> dict[str, ImageInputs | None]:
+        """What the row's tokens show; of a model without a vision tower, nothing.
+
+        Under FSDP all ranks call the tower for each row, of one black image where there is none."""
+        if self.image_processor is None:
+            assert not row.images, "images for a model that sees none"
+            return {}
+        if not row.images and self.unsharded:
+            return {"images": None}
+        shown = row.images or [PlacedImage(np.zeros([self.image_processor.cell] * 2 + [3], np.uint8), (1, 1), 0)]
+        patches, grid = self.image_processor.patches(shown)
+        places = [np.arange(image.start, image.stop) for image in row.images] or [np.zeros(0, np.int64)]
+        arrays = patches, grid, np.concatenate(places)
+        return {"images": ImageInputs(*(torch.from_numpy(array).to(self.device) for array in arrays))}
 
     def _routed(self, plan: AttentionPlan, row: Row) -> AttentionPlan | RoutedPlan:
         """The plan, with the experts that the row's tokens go through, where they are given."""

@@ -43,6 +43,7 @@ STUDIES = (
     Study("calculator_tiny", bar=0.4),
     Study("gdpo_tiny", bar=0.4),
     Study("treasure_tiny", bar=0.2),
+    Study("shapes_tiny"),
     Study("gigpo_tiny", bar=0.2),
     Study("ppo_tiny"),
     Study("prime_tiny"),

@@ -1,0 +1,195 @@
+"""A vision model on packed rows against transformers, and images on their way there."""
+
+import io
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from batches import VOCABULARY
+from parity import TOLERANCE, distance, learner_of
+from PIL import Image
+from safetensors.torch import load_file
+
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.model_directory.checks import find_model
+from titan_rl.data.batches.packing import pack, token_weights
+from titan_rl.data.images import ImageProcessor, PlacedImage, image_processor, rope_positions
+from titan_rl.data.storage.stored_images import check_images, image_rows, images_of
+from titan_rl.data.types import Batch, Provenance, Sample
+from titan_rl.models.builtin.tiny_vision import make_tiny_vision
+from titan_rl.models.spec import read_hf_config
+from titan_rl.trainer.model.layout import check_layout
+from titan_rl.trainer.titan_config import build_titan
+
+pytestmark = pytest.mark.usefixtures("process_group")
+SIZES = [[(24, 40)], [], [(16, 16), (50, 20)]]
+"""Height and width of each prompt's images."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """(Directory, transformers' model)."""
+    path = tmp_path_factory.mktemp("model")
+    return path, make_tiny_vision(path, seed=3, hidden_size=64, num_layers=2).eval()
+
+
+@pytest.fixture(scope="module")
+def processor(model) -> ImageProcessor:
+    return image_processor(model[0])
+
+
+def encoded(height: int, width: int, form: str = "PNG", mode: str = "RGB", seed: int = 0) -> bytes:
+    pixels = np.random.default_rng([seed, height, width]).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, form)
+    return file.getvalue()
+
+
+def samples_of(processor: ImageProcessor) -> list[list[Sample]]:
+    """Three prompts with none to two images, three samples each; ``advantage`` serves as the name of a sample."""
+    rng, groups = np.random.default_rng(1), []
+    before, behind = processor.around
+    for group, sizes in enumerate(SIZES):
+        marked = [5, 6, *[before, processor.token, behind] * len(sizes), 7, 8]
+        tokens, images = processor.expand(np.array(marked), [processor.decode(encoded(*size)) for size in sizes])
+        groups.append([])
+        for number in range(3):
+            answer = rng.integers(3, VOCABULARY, 4 + number)
+            provenance = np.repeat([Provenance.TEMPLATE, Provenance.MODEL], [len(tokens), len(answer)]).astype(np.int8)
+            whole = np.concatenate([tokens, answer]).astype(np.int32)
+            logprobs = np.full(len(whole), -4.6, np.float32)
+            name = float(3 * group + number)
+            groups[-1].append(Sample(whole, provenance, logprobs, name, f"p{group}", number, images=images))
+    return groups
+
+
+def packed(groups: list[list[Sample]], share_prefix: bool = True) -> Batch:
+    weigh = lambda part: token_weights(part, "token", 16)  # noqa: E731
+    return pack(groups, num_ranks=1, row_tokens=100, share_prefix=share_prefix, weigh=weigh)
+
+
+@torch.no_grad()
+def reference_logits(reference, processor: ImageProcessor, sample: Sample) -> torch.Tensor:
+    tokens = torch.from_numpy(sample.tokens).long()[None]
+    shown = {}
+    if sample.images:
+        patches, grid = map(torch.from_numpy, processor.patches(sample.images))
+        shown = dict(pixel_values=patches, image_grid_thw=grid, mm_token_type_ids=(tokens == processor.token).int())
+    return reference(input_ids=tokens, attention_mask=torch.ones_like(tokens), **shown).logits[0]
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_packed_rows_with_images_agree_with_transformers(model, processor, share_prefix):
+    path, reference = model
+    learner, groups, seen = learner_of(path).policy, samples_of(processor), set()
+    for row in learner.fit(packed(groups, share_prefix).rows[0]):
+        columns = learner.columns(row)
+        wanted = ("positions", "attention_masks", "logit_index_S", "images")
+        keywords = {name: value for name, value in learner.keywords(row, columns).items() if name in wanted}
+        with torch.no_grad():
+            logits = learner.parts[0](learner.tokens(columns), **keywords)
+        for name in set(row.advantage_S.tolist()):
+            sample = groups[int(name) // 3][int(name) % 3]
+            first = int(sample.provenance.argmax())
+            agreed = reference_logits(reference, processor, sample)[first - 1 : -1]
+            assert distance(logits[torch.from_numpy(row.advantage_S == name)], agreed) < TOLERANCE
+            blind = replace(sample, images=())
+            if sample.images:
+                assert distance(reference_logits(reference, processor, blind)[first - 1 : -1], agreed) > 0.01
+            seen.add(name)
+    assert len(seen) == 9
+
+
+def test_the_tower_is_trained_and_comes_back_bit_for_bit(model, processor, tmp_path):
+    learner = learner_of(model[0])
+    learner.save_hf(tmp_path / "same", dtype="float32")
+    before, after = load_file(model[0] / "model.safetensors"), load_file(tmp_path / "same" / "model.safetensors")
+    assert before.keys() == after.keys() and all(torch.equal(after[name], before[name]) for name in before)
+    assert image_processor(tmp_path / "same").patches(samples_of(processor)[0][0].images)[0].shape[1] == 3 * 2 * 16
+    learner.forward_backward(packed(samples_of(processor)).rows[0])
+    for name, parameter in learner.model_parts[0].named_parameters():
+        assert float(parameter.grad.abs().max()) > 0, name
+
+
+def test_an_image_is_laid_out_as_transformers_does(processor):
+    """Times, rows and columns of tokens by Qwen's formula, and pixels of every encoding by the library's processor."""
+    positions = rope_positions(9, [PlacedImage(np.zeros((16, 24, 3), np.uint8), (2, 3), 2)])
+    assert positions.T.tolist() == [[0, 1, *[2] * 6, 5], [0, 1, 2, 2, 2, 3, 3, 3, 5], [0, 1, 2, 3, 4, 2, 3, 4, 5]]
+    for form, mode in (("PNG", "RGBA"), ("PNG", "P"), ("JPEG", "L"), ("WEBP", "RGB")):
+        data = encoded(30, 50, form, mode)
+        pixels = processor.decode(data)
+        assert processor.grid(pixels) == (4, 6)
+        whole = processor._processor.preprocess(Image.open(io.BytesIO(data)).convert("RGB"), return_tensors="np")
+        found, grid = processor.patches([PlacedImage(pixels, (4, 6), 0)])
+        assert grid.tolist() == whole["image_grid_thw"].tolist() == [[1, 8, 12]]
+        assert np.array_equal(found, whole["pixel_values"])
+
+
+def bomb() -> bytes:
+    file = io.BytesIO()
+    Image.new("1", (9000, 9000)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"no image", "no image of PNG"),
+        (encoded(16, 16, "BMP"), "no image of PNG"),
+        (encoded(16, 16)[:60], "cannot be read"),
+        (bomb(), "9000 x 9000 pixels"),
+        (encoded(1, 500), "one side is more than 200 times the other"),
+    ],
+)
+def test_what_is_no_image_is_refused(processor, data, words):
+    with pytest.raises(ValueError, match=words):
+        processor.decode(data)
+
+
+def test_recorded_images_are_the_same_and_forged_ones_are_found(processor):
+    sample = samples_of(processor)[2][0]
+    images = images_of(image_rows(sample.images))
+    assert [(one.start, one.grid) for one in images] == [(one.start, one.grid) for one in sample.images]
+    assert all(np.array_equal(one.pixels, other.pixels) for one, other in zip(images, sample.images, strict=True))
+    check_images(sample.tokens, images, processor)
+    first, second = images
+    for forged in ([first.moved(1)], [second, first], [replace(first, grid=(1, 1))], [first.moved(-99)]):
+        with pytest.raises(ValueError, match="an image at token"):
+            check_images(sample.tokens, forged, processor)
+    with pytest.raises(ValueError, match="the model sees none"):
+        check_images(sample.tokens, images, None)
+    with pytest.raises(ValueError, match="cannot be read"):
+        images_of([{"png": b"x", "rows": 1, "columns": 1, "start": 0}])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (None, "no preprocessor_config.json"),
+        ({"patch_size": 8}, "patch_size = 8 .* patch_size = 4 in config.json"),
+        ({"merge_size": 0}, "merge_size = 0"),
+        ({"image_std": [0.5, 0.5, 0.0]}, "image_std"),
+        ({"size": {"shortest_edge": 99, "longest_edge": 9}}, "min_pixels = 99 is more than max_pixels = 9"),
+        ({"size": {"shortest_edge": 1, "longest_edge": 10**12}}, "max_pixels = 1000000000000"),
+    ],
+)
+def test_a_wrong_form_of_images_is_one_line(model, tmp_path, changes, words):
+    path = tmp_path / "model"
+    shutil.copytree(model[0], path)
+    file = path / "preprocessor_config.json"
+    values = json.loads(file.read_text())
+    file.unlink()
+    if changes is not None:
+        file.write_text(json.dumps(values | changes))
+    with pytest.raises(ValueError, match=words):
+        find_model(str(path))
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree"])
+def test_a_tower_is_not_cut(model, key):
+    titan = build_titan(load_config(None, {"parallelism": {key: 2}}))
+    with pytest.raises(ConfigError, match=f"parallelism.{key} = 2.*data_parallel_shard_degree"):
+        check_layout(read_hf_config(model[0]), titan.parallelism)

@@ -1,0 +1,1 @@
+"""Tasks of pictures, made here without end."""
