@@ -78,6 +78,18 @@ def fork_servers(request):
             del os.environ[forking.FORK_SERVERS]
 
 
+@pytest.fixture(autouse=True)
+def autograd():
+    """A test that leaves torch without autograd is named; otherwise only those that come after it are."""
+
+    def works() -> bool:
+        return (torch.ones(1, requires_grad=True) * 2).requires_grad
+
+    did = works()
+    yield
+    assert works() or not did, "this test leaves autograd off"
+
+
 @pytest.fixture(scope="module")
 def process_group():
     """Of one rank, in this process, for as long as the tests of a file run."""

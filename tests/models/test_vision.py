@@ -17,8 +17,8 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory.checks import find_model
 from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.images import ImageProcessor, PlacedImage, image_processor, rope_positions
-from titan_rl.data.storage.stored_images import check_images, image_rows, images_of
-from titan_rl.data.types import Batch, Provenance, Sample
+from titan_rl.data.storage.stored_images import check_covered, check_images, image_rows, images_of
+from titan_rl.data.types import Batch, Prompt, Provenance, Sample
 from titan_rl.models.builtin.tiny_vision import make_tiny_vision
 from titan_rl.models.spec import read_hf_config
 from titan_rl.trainer.model.layout import check_layout
@@ -151,7 +151,7 @@ def test_what_is_no_image_is_refused(processor, data, words):
 
 def test_recorded_images_are_the_same_and_forged_ones_are_found(processor):
     sample = samples_of(processor)[2][0]
-    images = images_of(image_rows(sample.images))
+    images = images_of(image_rows(sample.images), len(sample.tokens))
     assert [(one.start, one.grid) for one in images] == [(one.start, one.grid) for one in sample.images]
     assert all(np.array_equal(one.pixels, other.pixels) for one, other in zip(images, sample.images, strict=True))
     check_images(sample.tokens, images, processor)
@@ -162,7 +162,35 @@ def test_recorded_images_are_the_same_and_forged_ones_are_found(processor):
     with pytest.raises(ValueError, match="the model sees none"):
         check_images(sample.tokens, images, None)
     with pytest.raises(ValueError, match="cannot be read"):
-        images_of([{"png": b"x", "rows": 1, "columns": 1, "start": 0}])
+        images_of([{"png": b"x", "rows": 1, "columns": 1, "start": 0}], 9)
+    for forged in ({"rows": 9}, {"start": -1}, {"columns": 0}):
+        with pytest.raises(ValueError, match="an image at token"):
+            images_of([image_rows(sample.images)[0] | forged], 12)
+    with pytest.raises(ValueError, match="an image of 9000 x 9000"):
+        images_of([{"png": bomb(), "rows": 1, "columns": 1, "start": 0}], 9)
+    is_prompt = sample.provenance == Provenance.TEMPLATE
+    check_covered(sample.tokens, is_prompt, images, processor)
+    with pytest.raises(ValueError, match="images of 0"):
+        check_covered(sample.tokens, is_prompt, [], processor)
+
+
+def test_an_image_is_shown_as_vllm_would(processor):
+    """Upright, and on white."""
+    pixels = np.zeros((16, 32, 4), np.uint8)
+    pixels[:, :16] = 255
+    turned, file, shown = Image.fromarray(pixels[..., :3]), io.BytesIO(), io.BytesIO()
+    exif = turned.getexif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    turned.save(file, "PNG", exif=exif)
+    upright = processor.decode(file.getvalue())
+    assert upright.shape == (32, 16, 3) and upright[0].all() and not upright[-1].any()
+    Image.fromarray(pixels, "RGBA").save(shown, "PNG")
+    assert (processor.decode(shown.getvalue()) == 255).all()
+
+
+def test_questions_differ_by_what_they_show():
+    first, second, third = (Prompt("a", "what?", "", {}, images=images) for images in ([b"1"], [b"2"], []))
+    assert len({each.question_key for each in (first, second, third)}) == 3 and third.question_key == "what?"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +200,13 @@ def test_recorded_images_are_the_same_and_forged_ones_are_found(processor):
         ({"patch_size": 8}, "patch_size = 8 .* patch_size = 4 in config.json"),
         ({"merge_size": 0}, "merge_size = 0"),
         ({"image_std": [0.5, 0.5, 0.0]}, "image_std"),
-        ({"size": {"shortest_edge": 99, "longest_edge": 9}}, "min_pixels = 99 is more than max_pixels = 9"),
+        ({"size": {"shortest_edge": 99, "longest_edge": 9}}, "min_pixels = 99 and max_pixels = 9"),
+        ({"size": {"shortest_edge": 1, "longest_edge": 63}}, "the 8 x 8 pixels of a token"),
+        ({"size": {"height": 9, "width": 9}}, "shortest_edge and longest_edge"),
+        ({"size": {"longest_edge": 99}}, "both shortest_edge and longest_edge"),
+        ({"min_pixels": 10**12}, "min_pixels = 1000000000000"),
+        ({"do_normalize": False}, "do_normalize = False"),
+        ({"rescale_factor": 1.0}, "rescale_factor = 1.0"),
         ({"size": {"shortest_edge": 1, "longest_edge": 10**12}}, "max_pixels = 1000000000000"),
     ],
 )

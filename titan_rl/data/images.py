@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from titan_rl.config.model_directory.config_checks import VISION
 from titan_rl.config.model_directory.directory import read_object
 from titan_rl.config.model_directory.vision_checks import read_image_form
 
 if TYPE_CHECKING:
+    from PIL import Image
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 FORMATS = ("PNG", "JPEG", "WEBP")
@@ -102,18 +104,26 @@ class ImageProcessor:
 
         Errors: ValueError for what is no image of ``FORMATS``, or too large.
         """
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps, UnidentifiedImageError
 
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 if image.width * image.height > MOST_PIXELS:
                     raise ValueError(f"has {image.width} x {image.height} pixels, and at most {MOST_PIXELS:,} are read")
-                height, width = self._resized(image.height, image.width)
-                pixels = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+                if image.mode.startswith(("I", "F")):
+                    raise ValueError(f"has pixels of mode {image.mode}: give eight bits a color")
+                upright = ImageOps.exif_transpose(image)  # as vLLM and datasets show it
+                height, width = self._resized(upright.height, upright.width)
+                pixels = _on_white(upright).resize((width, height), Image.Resampling.BICUBIC)
         except UnidentifiedImageError:
             raise ValueError(f"is no image of {', '.join(FORMATS)}") from None
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ValueError(f"cannot be read: {' '.join(str(error).split())[:200]}") from None
+        except ValueError:
+            raise
+        except Exception as error:  # made-up bytes may raise anything
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ValueError(f"cannot be read: {reason}") from None
+        if width * height > self.most_tokens * self.cell**2:
+            raise ValueError(f"would have more than {self.most_tokens} tokens, the most of max_pixels")
         return np.asarray(pixels)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
@@ -160,17 +170,36 @@ class ImageProcessor:
         return np.repeat(tokens_T, counts), placed
 
 
+def _on_white(image: "Image.Image") -> "Image.Image":
+    """An image in RGB, with white behind what is transparent, as vLLM shows it."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    shown = image.convert("RGBA")
+    behind = Image.new("RGBA", shown.size, "white")
+    return Image.alpha_composite(behind, shown).convert("RGB")
+
+
 def image_processor(path: str | Path) -> ImageProcessor | None:
     """Of a model directory; None if the model sees no images, or is not there yet."""
     file = Path(path) / "config.json"
     config = read_object(file) if file.is_file() else {}
-    return image_processor_of(config, read_image_form(Path(path))) if "vision_config" in config else None
+    return image_processor_of(config, read_image_form(Path(path))) if config.get("model_type") in VISION else None
 
 
 def image_processor_of(config: Mapping[str, Any], form: Mapping[str, Any]) -> ImageProcessor:
     """By config.json and preprocessor_config.json."""
     around = config["vision_start_token_id"], config["vision_end_token_id"]
     return ImageProcessor(form, config["image_token_id"], around)
+
+
+def question_key(text: str, images: Sequence[bytes]) -> str:
+    """What tells questions apart: the text, and what is shown beside it."""
+    if not images:
+        return text
+    digests = (hashlib.sha256(image).hexdigest() for image in images)
+    return " ".join([text, *digests])
 
 
 def rope_positions(num_tokens: int, images: Sequence[PlacedImage]) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from titan_rl.data.fast_pickle import FastPickle
-from titan_rl.data.images import PlacedImage
+from titan_rl.data.images import PlacedImage, question_key
 from titan_rl.data.spans import Span
 from titan_rl.data.storage.decoding import Decoding, PenalizedSample, Penalties
 from titan_rl.data.storage.sampling_mask import SamplingMask
@@ -80,6 +80,11 @@ class Prompt:
     """Its own options for the chat template, over the run's."""
     images: Sequence[bytes] = field(default_factory=list)
     """What it shows, encoded (data/images.py)."""
+
+    @property
+    def question_key(self) -> str:
+        """What tells it from other questions: its text and images."""
+        return question_key(self.text, self.images)
 
 
 CallStatus = Literal["ok", "error", "timeout"]

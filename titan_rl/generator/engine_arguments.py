@@ -1,6 +1,7 @@
 """What vLLM is told of an engine, on a CPU and on GPUs."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,11 @@ def _sees(model_path: str | Path) -> bool:
 
 
 def _vision(model_path: str | Path, on_cpu: bool) -> dict[str, Any]:
-    """Settings of a model that sees images; on a CPU nothing is profiled with images of vLLM's own."""
+    """Settings of a model that sees images; vLLM profiles with images of its own on a GPU, if it can make some."""
     if not _sees(model_path):
         return {}
-    return dict(limit_mm_per_prompt={"image": 999, "video": 0}, mm_processor_cache_gb=0, skip_mm_profiling=on_cpu)
+    skips = on_cpu or find_spec("torchvision") is None
+    return dict(limit_mm_per_prompt={"image": 999, "video": 0}, mm_processor_cache_gb=0, skip_mm_profiling=skips)
 
 
 def _speculation(config: GeneratorConfig) -> dict[str, Any]:

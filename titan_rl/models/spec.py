@@ -13,7 +13,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from titan_rl.compat.torchtitan.trainer import without_trainer
-from titan_rl.config.model_directory.config_checks import check_plain_weights, read_config
+from titan_rl.config.model_directory.config_checks import VISION, check_plain_weights, read_config
 from titan_rl.config.sections.schema import LoraConfig
 from titan_rl.models.families.qwen2_5_vl import with_text_sizes
 from titan_rl.models.families.registry import Family, find_family
@@ -37,7 +37,7 @@ def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrained
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers does not know model type {model_type!r}: register it with AutoConfig.register")
     hf = AutoConfig.from_pretrained(path)
-    if hasattr(hf, "vision_config"):
+    if hf.model_type in VISION:
         hf = with_text_sizes(hf)
     for key, required_values in family.required.items():
         if getattr(hf, key, required_values) != required_values:

@@ -190,7 +190,10 @@ def test_text_parts_are_one_text():
 
 def test_images_stand_where_parts_or_marks_say_or_before_the_first_users_text():
     image, ask = {"type": "image"}, {"type": "text", "text": "ask"}
-    [shown] = messages("x", "messages", [{"role": "user", "content": [ask, image, ask]}])
+    rows = [{"role": "user", "content": [ask, image, ask]}], [{"role": "assistant", "content": [image]}]
+    [shown] = messages("x", "messages", rows[0], has_images=True)
+    with pytest.raises(ConfigError, match="a part of type 'image'"):
+        messages("x", "messages", rows[1], has_images=True)
     assert shown["content"] == "ask<image>ask"
     assert with_images([shown], 1) == [{"role": "user", "content": [ask, image, ask]}]
     system = {"role": "system", "content": "be"}
@@ -205,7 +208,7 @@ def test_images_stand_where_parts_or_marks_say_or_before_the_first_users_text():
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"role": "user", "content": [{"type": "image_url"}]}, "a part of type 'image_url'"),
+        ({"role": "user", "content": [{"type": "image"}]}, "a part of type 'image'"),
         ({"role": "user", "content": None}, "no content"),
         ({"role": "user", "content": "a", "tool_calls": [CALL]}, "belongs to the assistant's"),
         ({"role": "assistant", "content": "a", "weight": 1}, "'weight', which no message has"),

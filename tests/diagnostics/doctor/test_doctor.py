@@ -201,8 +201,13 @@ def bos_in_verifier(verifier):
 
     from titan_rl.environments.rollout import group
 
-    encode = group.encode_prompt
-    return set_on(group, "encode_prompt", lambda *given: np.insert(encode(*given), 0, 5).astype(np.int32))
+    encode = group.encode_with_images
+
+    def with_bos(*given):
+        tokens, images = encode(*given)
+        return np.insert(tokens, 0, 5).astype(np.int32), [image.moved(1) for image in images]
+
+    return set_on(group, "encode_with_images", with_bos)
 
 
 def other_special_tokens(verifier):

@@ -7,8 +7,15 @@ from typing import Any
 from titan_rl.config.model_directory.directory import read_object
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
-_SAME = {"patch_size": "patch_size", "merge_size": "spatial_merge_size", "temporal_patch_size": "temporal_patch_size"}
-"""Names in the processor's file, and in the tower's table of config.json."""
+_SAME = {
+    "patch_size": ("patch_size", 14),
+    "merge_size": ("spatial_merge_size", 2),
+    "temporal_patch_size": ("temporal_patch_size", 2),
+}
+"""Names in the processor's file, in the tower's table of config.json, and what either is if it is left out."""
+_SIZE = {"min_pixels": ("shortest_edge", 56 * 56), "max_pixels": ("longest_edge", 28 * 28 * 1280)}
+"""Names of an image's limits in pixels, by themselves and in ``size``, and what they are if they are left out."""
+_IDS = ("image_token_id", "vision_start_token_id", "vision_end_token_id")
 _MOST_SIDE, _MOST_PIXELS = 1024, 1 << 26
 
 
@@ -26,22 +33,27 @@ def read_image_form(path: Path) -> dict[str, Any]:
 def check_image_form(path: Path, config: dict[str, Any]) -> None:
     """Check of the image processor's settings against a vision model's config.json. Errors: ValueError."""
     form, tower = read_image_form(path), config["vision_config"]
-    for ours, theirs in _SAME.items():
-        value = form.get(ours, tower.get(theirs))
+    for ours, (theirs, default) in _SAME.items():
+        value, other = form.get(ours, default), tower.get(theirs, default)
         if type(value) is not int or not 1 <= value <= _MOST_SIDE:
             raise ValueError(f"{ours} = {value!r} in {_FILES[0]}: give the number that the model was trained with")
-        if theirs in tower and tower[theirs] != value:
-            raise ValueError(
-                f"{ours} = {value} in {_FILES[0]}, and {theirs} = {tower[theirs]!r} in config.json: both are one"
-            )
+        if other != value:
+            raise ValueError(f"{ours} = {value} in {_FILES[0]}, and {theirs} = {other!r} in config.json: both are one")
     for name in ("image_mean", "image_std"):
         if (value := form.get(name)) is not None and not _is_color(value, above=0.0 if name == "image_std" else None):
             raise ValueError(f"{name} = {str(value)[:80]} in {_FILES[0]}: give three numbers")
-    _check_size(form)
-    for name in ("image_token_id", "vision_start_token_id", "vision_end_token_id"):
-        size = config.get("vocab_size")
-        if not (type(number := config.get(name)) is int and 0 <= number < (size or 0)):
-            raise ValueError(f"{name} = {number!r} in config.json is no token of its vocab_size = {size}")
+    for name in ("do_rescale", "do_normalize"):
+        if form.get(name, True) is not True:
+            raise ValueError(f"{name} = {form[name]!r} in {_FILES[0]}: only true is supported")
+    if (factor := form.get("rescale_factor", 1 / 255)) != 1 / 255:
+        raise ValueError(f"rescale_factor = {str(factor)[:40]} in {_FILES[0]}: only 1 / 255 is supported")
+    _check_size(form, form.get("patch_size", 14) * form.get("merge_size", 2))
+    if tower.get("out_hidden_size", config.get("hidden_size")) != config.get("hidden_size"):
+        raise ValueError("out_hidden_size of vision_config and hidden_size in config.json differ: copy the model's own")
+    ids, size = [config.get(name) for name in _IDS], config.get("vocab_size")
+    for name, number in zip(_IDS, ids, strict=True):
+        if not (type(number) is int and 0 <= number < (size or 0)) or ids.count(number) > 1:
+            raise ValueError(f"{name} = {number!r} in config.json: give a token of its own, below vocab_size = {size}")
 
 
 def _is_color(value: Any, above: float | None) -> bool:
@@ -51,14 +63,22 @@ def _is_color(value: Any, above: float | None) -> bool:
     )
 
 
-def _check_size(form: dict[str, Any]) -> None:
-    """Errors: ValueError for limits of an image's pixels that are none."""
-    size = form["size"] if isinstance(form.get("size"), dict) else {}
-    edges = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
-    limits = {name: size.get(edge, form.get(name)) for name, edge in edges.items()}
-    for name, value in limits.items():
-        if value is not None and (type(value) is not int or not 1 <= value <= _MOST_PIXELS):
+def _check_size(form: dict[str, Any], cell: int) -> None:
+    """``cell``: pixels of a token's side. Errors: ValueError for limits of an image's pixels that are none."""
+    size = form.get("size") or {}
+    if not isinstance(size, dict) or not set(size) <= {edge for edge, _ in _SIZE.values()}:
+        raise ValueError(f"size = {str(size)[:80]} in {_FILES[0]}: give shortest_edge and longest_edge, in pixels")
+    if size and len(size) < len(_SIZE):
+        raise ValueError(f"size = {size} in {_FILES[0]}: give both shortest_edge and longest_edge, in pixels")
+    limits = []
+    for name, (edge, default) in _SIZE.items():
+        value = form[name] if form.get(name) is not None else size.get(edge, default)
+        if type(value) is not int or not 1 <= value <= _MOST_PIXELS:
             raise ValueError(f"{name} = {value!r} in {_FILES[0]}: give a number of pixels up to {_MOST_PIXELS:,}")
-    least, most = limits.values()
-    if least is not None and most is not None and least > most:
-        raise ValueError(f"min_pixels = {least} is more than max_pixels = {most} in {_FILES[0]}: swap them")
+        limits.append(value)
+    least, most = limits
+    if least > most or most < cell**2:
+        raise ValueError(
+            f"min_pixels = {least} and max_pixels = {most} in {_FILES[0]}: the second must be no less than the first, "
+            f"and than the {cell} x {cell} pixels of a token"
+        )

@@ -9,13 +9,15 @@ from transformers import AutoConfig, PreTrainedConfig
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import names_of, teachers_of
+from titan_rl.config.model_directory.config_checks import VISION
 from titan_rl.config.model_directory.tokenizer_checks import vocabulary
 from titan_rl.config.sections.schema import MADE_MODELS, Config
 from titan_rl.controller.preflight.device import is_on_cpu
 from titan_rl.controller.preflight.engine_checks import check_generator_layout
+from titan_rl.data.images import image_processor
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.rollout.decoding import PENALTIES, changed
-from titan_rl.models.builtin.made import config_of, made_tokenizer
+from titan_rl.models.builtin.made import config_of, image_processor_at, made_tokenizer
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
 from titan_rl.models.value_head import check_has_classifier, check_value_weights, value_spec
@@ -95,7 +97,7 @@ def _frozen_models(config: Config, role: str) -> dict[str, str]:
 def _check_self_teacher(config: Config, algorithm: Algorithm, task: Task, family: Family | None) -> None:
     """Errors: ConfigError for what a self-teacher, which reads one answer behind another prompt, cannot follow."""
     setting, rollout = f"algorithm.name = {config.algorithm.name!r}", config.rollout
-    if hasattr(config_of(config.model.path, family), "vision_config"):
+    if config_of(config.model.path, family).model_type in VISION:
         raise ConfigError(f"{setting} has the policy read another prompt, without its images: take grpo")
     if not task.has_one_answer:
         raise ConfigError(
@@ -144,7 +146,7 @@ def check_reward_model(config: Config, algorithm: Algorithm, family: Family | No
     except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
         raise ConfigError(f"{setting}: {' '.join(str(error).split())}") from None
     policy = config_of(config.model.path, family)
-    if hasattr(policy, "vision_config"):
+    if policy.model_type in VISION:
         raise ConfigError(f"{setting} reads text alone, and the policy sees images: leave it out")
     if model.get_text_config().vocab_size != policy.vocab_size:
         raise ConfigError(
@@ -222,7 +224,7 @@ def check_draft_model(
             f"{setting}: vLLM takes a path with {taken[0]!r} in it for one of another kind of draft; give the model "
             f"another path, such as a link"
         )
-    if hasattr(policy, "vision_config"):
+    if policy.model_type in VISION:
         raise ConfigError(f"{setting}: there are no drafts for a policy that sees images; take 'ngram'")
     kinds = {"draft": draft, "policy": policy}
     if latent := [kind for kind, hf in kinds.items() if getattr(hf, "kv_lora_rank", None) is not None]:
@@ -266,8 +268,10 @@ def _check_model(config: Config, role: str, family: Family | None, words: int, s
     model = read_hf_config(place, family) if place else policy
     if place:
         _check_tokens(config, policy, model, role, setting, place)
-        if hasattr(policy, "vision_config") and not hasattr(model, "vision_config"):
-            raise ConfigError(f"{setting} = {place!r} reads text alone, and the policy sees images: give one that sees")
+        if policy.model_type in VISION and image_processor(place) != image_processor_at(config.model.path):
+            raise ConfigError(
+                f"{setting} = {place!r} does not see images as the policy does (preprocessor_config.json)"
+            )
     _check_words(words, policy)
     titan, on_cpu = build_titan(config), is_on_cpu(config) if config.hosts.is_on else None
     try:

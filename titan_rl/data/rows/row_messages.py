@@ -24,14 +24,16 @@ _OTHER_ROLES = {"developer": "system", "function": "tool"}
 Schema = dict[str, Any]
 
 
-def messages(place: str, name: str, value: Any) -> list[Message]:
-    """Messages column of a row. Errors: ConfigError for anything but a list of messages that is not empty."""
+def messages(place: str, name: str, value: Any, *, has_images: bool = False) -> list[Message]:
+    """Messages column of a row. ``has_images``: whether parts may stand for images of the row's.
+
+    Errors: ConfigError for anything but a list of messages that is not empty."""
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{place}: {name!r} is {shown(value)}: give a list of {{role, content}}")
-    return [_message(f"{place}: message {number}", each) for number, each in enumerate(value, 1)]
+    return [_message(f"{place}: message {number}", each, has_images) for number, each in enumerate(value, 1)]
 
 
-def _message(place: str, value: Any) -> Message:
+def _message(place: str, value: Any, has_images: bool) -> Message:
     if not isinstance(value, dict):
         raise ConfigError(f"{place} is {shown(value)}: give {{role, content}}")
     fields = {key: each for key, each in value.items() if each is not None}  # Parquet has all keys in all rows
@@ -41,7 +43,7 @@ def _message(place: str, value: Any) -> Message:
     for key in _OF_ASSISTANT:
         if key in fields and role != "assistant":
             raise ConfigError(f"{place}: {key!r} belongs to the assistant's messages, and this is of {role!r}")
-    checked: Any = _content(place, value, role)
+    checked: Any = _content(place, value, role, has_images)
     checked |= _reasoning(place, fields)
     checked |= {key: text(place, key, fields[key]) for key in ("name", "tool_call_id") if key in fields}
     if calls := _calls(place, fields.get("tool_calls")):
@@ -59,11 +61,11 @@ def _role(place: str, fields: dict[str, Any]) -> str:
     return role
 
 
-def _content(place: str, value: dict[str, Any], role: str) -> dict[str, Any]:
+def _content(place: str, value: dict[str, Any], role: str, has_images: bool) -> dict[str, Any]:
     """Role and content; the content is as the row has it where there is none beside tool calls."""
     content = value.get("content")
     if isinstance(content, list):
-        content = _joined_parts(place, content)
+        content = _joined_parts(place, content, has_images and role == "user")
     says_otherwise = value.get("tool_calls") or (role == "tool" and content == "")
     if says_otherwise and (content is None or content == ""):
         return {"role": role} | ({"content": content} if "content" in value else {})
@@ -72,10 +74,10 @@ def _content(place: str, value: dict[str, Any], role: str) -> dict[str, Any]:
     return dict(message(role, text(place, "content", content)))
 
 
-def _joined_parts(place: str, parts: list[Any]) -> str:
+def _joined_parts(place: str, parts: list[Any], has_images: bool) -> str:
     """Text parts, one behind the other, as templates of models with images write them; marks of a row's images."""
     for part in parts:
-        if isinstance(part, dict) and {**part, "text": None} == {"type": "image", "text": None}:
+        if has_images and isinstance(part, dict) and {**part, "text": None} == {"type": "image", "text": None}:
             continue
         if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else None

@@ -59,6 +59,11 @@ class ParsedRow:
         [answer] = self.answers
         return answer if isinstance(answer, str) else joined(_before_answer(answer))
 
+    @property
+    def question_key(self) -> str:
+        """What tells its question from others."""
+        return self.text
+
 
 def _as_text(written: Written) -> str:
     return written if isinstance(written, str) else joined(written)

@@ -33,6 +33,9 @@ class Asking(Protocol):
     @property
     def text(self) -> str: ...
 
+    @property
+    def question_key(self) -> str: ...
+
 
 T = TypeVar("T", bound=Asking)
 
@@ -88,7 +91,7 @@ def split_by_file(rows: Sequence[T], held_out: Sequence[T], section: str) -> Spl
 
 
 def _questions(rows: Sequence[Asking]) -> list[bytes]:
-    return [question_of(row.text) for row in rows]
+    return [question_of(row.question_key) for row in rows]
 
 
 def _at(rows: Sequence[T], places: np.ndarray) -> list[T]:

@@ -72,8 +72,9 @@ class Task:
         raise NotImplementedError
 
     def is_held_out(self, prompt: Prompt) -> bool:
-        """Whether the prompt is for evaluation only; the training stream leaves it out. One in five, by its text."""
-        return seeds.is_held_out(prompt.text)
+        """Whether the prompt is for evaluation only; the training stream leaves it out. One in five, by its text and
+        images."""
+        return seeds.is_held_out(prompt.question_key)
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
         """Plain text of the prompt, or chat messages for the model's chat template."""

@@ -38,7 +38,7 @@ def class_of(task: Task, prompt: Prompt) -> str:
     if (level := task.difficulty(prompt)) is not None:
         return f"difficulty {level}"
     if task.size is not None:
-        return hashlib.blake2b(prompt.text.encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(prompt.question_key.encode(), digest_size=8).hexdigest()
     return f"length {round(4 * math.log2(max(len(prompt.text), 1)))}"
 
 

@@ -121,7 +121,7 @@ class ListedTask(Task):
         return place
 
     def is_held_out(self, prompt: Prompt) -> bool:
-        return question_of(prompt.text) in self._split.held_out_questions
+        return question_of(prompt.question_key) in self._split.held_out_questions
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":

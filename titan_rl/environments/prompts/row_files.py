@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.images import question_key
 from titan_rl.data.rows.column_names import with_names
 from titan_rl.data.rows.file_sources import Source, list_names, read_sources
 from titan_rl.data.rows.public_shapes import as_question, source_of
@@ -45,6 +46,11 @@ class DataRow:
     """What it shows, encoded."""
     source: int = 0
     """Number of its source among those of the file setting."""
+
+    @property
+    def question_key(self) -> str:
+        """What tells its question from others: its text and images."""
+        return question_key(self.text, self.images)
 
     @property
     def set_name(self) -> str | None:
@@ -84,7 +90,7 @@ def parse_row(place: str, columns: dict[str, Any], mapped: Mapping[str, str] = M
     name, columns = question.column, question.columns
     answer = _answer(place, question.answer)
     check_finite(place, columns)
-    conversation = _conversation(place, name, columns[name]) if name == "messages" else None
+    conversation = _conversation(place, name, columns[name], bool(images)) if name == "messages" else None
     asked = text(place, name, columns[name]) if conversation is None else joined(conversation)
     row = DataRow(place, columns, asked, conversation, answer, tools(place, columns), template_options(place, columns))
     return replace(row, worked=question.worked, images=images)
@@ -109,8 +115,8 @@ def _answer(place: str, value: Any) -> str | None:
         raise ConfigError(f"{place}: 'answer': {error}") from None
 
 
-def _conversation(place: str, name: str, value: Any) -> list[Message]:
-    conversation = messages(place, name, value)
+def _conversation(place: str, name: str, value: Any, has_images: bool) -> list[Message]:
+    conversation = messages(place, name, value, has_images=has_images)
     if conversation[-1]["role"] == "assistant":
         raise ConfigError(f"{place}: the last of {name!r} is the assistant's own: end with one that it must answer")
     return conversation

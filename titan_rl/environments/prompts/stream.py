@@ -97,8 +97,8 @@ def _search_held_out(task: Task, count: int) -> list[Prompt]:
     index = last_new = 0
     while len(prompts) < count and index - last_new < _MAX_WITHOUT_NEW:
         prompt = task.prompt("held_out", dataset_seed, index)
-        if task.is_held_out(prompt) and prompt.text not in prompts:
-            prompts[prompt.text], last_new = prompt, index
+        if task.is_held_out(prompt) and prompt.question_key not in prompts:
+            prompts[prompt.question_key], last_new = prompt, index
         index += 1
     if len(prompts) == count:
         return list(prompts.values())

@@ -41,6 +41,7 @@ def encode_with_images(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> tupl
     be read, and where images are not shown.
     """
     tokenizer = with_options(tokenizer, prompt.template_options)
+    task = task.parts.get(prompt.task, task)
     if prompt.images and (task.has_agent or task.speaks_first):
         raise ConfigError("it has images, which are not shown to agents, nor where environments speak first")
     return encode_shown(tokenizer, task.messages(prompt), task.tools_of(prompt), prompt.images)

@@ -51,6 +51,8 @@ def _only_answer(task: Task, prompt: Prompt) -> str:
 
 
 def _columns(task: Task, kind: Kind, prompt: Prompt, answers: list[str], number: int) -> Iterator[dict[str, Any]]:
+    if prompt.images:
+        raise ConfigError("data.file = 'task': this task's prompts show images, which rows do not: take another task")
     question = task.messages(prompt)
     asked = {"prompt": question, TEMPLATE_OPTIONS: prompt.template_options}
     if not isinstance(question, str):

@@ -77,9 +77,9 @@ class MultimodalRoPE(HuggingFaceRoPE):
             return super()._reshape_cache(query, positions)
         config = self.config
         assert isinstance(config, MultimodalRoPE.Config)
-        sections = torch.tensor(config.sections, device=positions.device)
-        axis_P = torch.arange(3, device=positions.device).repeat_interleave(sections)  # of each pair
-        index_LC = positions[0, :, axis_P.repeat(self.cache.shape[-1] // len(axis_P))]
+        axis_P = [axis for axis, count in enumerate(config.sections) for _ in range(count)]  # of each pair
+        axis_C = torch.tensor(axis_P * (self.cache.shape[-1] // len(axis_P)), device=positions.device)
+        index_LC = positions[0, :, axis_C]
         return self.cache.gather(0, index_LC)[None, :, None]
 
 

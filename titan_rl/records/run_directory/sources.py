@@ -19,6 +19,8 @@ Sources = dict[str, dict[str, str]]
 """Setting to file name to checksum."""
 
 _MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors")
+_IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+"""What lays out images."""
 _TEXT_FILES = ("chat_template*", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 """What turns messages into tokens, and ends answers."""
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -33,7 +35,11 @@ def find_sources(config: Config) -> Sources:
     sources: Sources = {}
     if config.model.path not in MADE_MODELS:
         root = Path(config.model.path)
-        for setting, patterns in {"model.path": _MODEL_FILES, "model.path (text)": _TEXT_FILES}.items():
+        for setting, patterns in {
+            "model.path": _MODEL_FILES,
+            "model.path (text)": _TEXT_FILES,
+            "model.path (images)": _IMAGE_FILES,
+        }.items():
             paths = sorted(path for pattern in patterns for path in root.glob(pattern) if path.is_file())
             sources[setting] = {path.name: sampled_checksum(path) for path in paths}
     if config.lora.adapter:

@@ -16,7 +16,7 @@ from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.files import replacing, wanting
 from titan_rl.data.storage.routed_experts import ExpertShape, check_experts, is_recorded
 from titan_rl.data.storage.sampling_mask import SamplingMask
-from titan_rl.data.storage.stored_images import IMAGES, check_images, image_rows, images_of
+from titan_rl.data.storage.stored_images import IMAGES, check_covered, check_images, image_rows, images_of
 from titan_rl.data.storage.tables import check_table, read_table
 from titan_rl.data.text.thinking import ThinkingTags, forced_tokens
 from titan_rl.data.types import Decoding, Group, Provenance, Rollout, Status, ToolCall, Turn, is_model
@@ -60,7 +60,6 @@ SCHEMA = pa.schema(
 )
 RATIO = 256
 """Bytes in memory for each of a file (data/storage/tables.py): a token of a tool takes 160, and in the file two."""
-_DICTIONARY = 1 << 30
 _SHOWN = 200
 """Characters of another library's message."""
 
@@ -81,7 +80,6 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         mask=_mask_row(rollout.mask),
         penalties=None if rollout.penalties is None else asdict(rollout.penalties),
         routed_experts=_experts_row(rollout.routed_experts),
-        images=image_rows(rollout.images),
     )
 
 
@@ -149,13 +147,14 @@ def last_recorded(folder: Path, first: int, last: int) -> int:
 def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
     """Write all rollouts of a step's groups, in training order. Errors: DiskFull."""
     rows = [
-        _row(rollout) | dict(question=group.question, expected=group.expected, task=group.task)
+        _row(rollout)
+        | dict(question=group.question, expected=group.expected, task=group.task)
+        | dict(images=None if number else image_rows(rollout.images))  # which are those of the whole group
         for group in groups
-        for rollout in group.rollouts
+        for number, rollout in enumerate(group.rollouts)
     ]
     buffer = pa.BufferOutputStream()
-    # samples of a group have the same images, each of which is stored once
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer, dictionary_pagesize_limit=_DICTIONARY)
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer)
     data, path = buffer.getvalue(), _path(folder, step)
     with wanting(path, data.size), replacing(path) as writing:
         writing.write_bytes(data)
@@ -201,6 +200,10 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
         check_table(path, ratio=RATIO)
         for row in read_table(path, SCHEMA).to_pylist():
             group, rollout = _empty_group(row), _rollout(row)
+            first = groups.get(rollout.prompt_id, group).rollouts[:1]
+            if first and rollout.images:
+                raise ValueError(f"{rollout.prompt_id} sample {rollout.sample} has images of its own")
+            rollout.images = first[0].images if first else rollout.images
             _check(rollout, limits)
             if limits is not None and limits.tasks and rollout.is_scored and group.task not in limits.tasks:
                 raise ValueError(f"{rollout.prompt_id} is of task {group.task!r:.60}, which has no teacher")
@@ -262,7 +265,7 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         penalties=_penalties(row["penalties"]),
         routed_experts=_experts(row["routed_experts"]),
         reprompt=None if row["reprompt"] is None else np.asarray(row["reprompt"], np.int32),
-        images=images_of(row["images"]),
+        images=images_of(row["images"], len(row["tokens"])),
     )
     return Rollout(**row | converted)
 
@@ -351,6 +354,8 @@ def _check_images(name: str, rollout: Rollout, limits: Limits) -> None:
     """Errors: ValueError."""
     try:
         check_images(rollout.tokens, rollout.images, limits.images)
+        is_prompt_T = rollout.provenance == Provenance.TEMPLATE
+        check_covered(rollout.tokens, is_prompt_T, rollout.images, limits.images)
     except ValueError as error:
         raise ValueError(f"{name} has {error}") from None
 

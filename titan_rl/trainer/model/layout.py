@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from titan_rl.compat.torchtitan.pipeline import modules_of_stages
 from titan_rl.config.load import ConfigError, nearest
+from titan_rl.config.model_directory.config_checks import VISION
 from titan_rl.config.sections.precision import layers_without_fp8
 from titan_rl.data.storage.routed_experts import ExpertShape
 from titan_rl.models.compiling import why_not_compiled
@@ -48,7 +49,7 @@ def check_replay(hf: PreTrainedConfig, family: Family | None = None) -> None:
 def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: Family | None = None) -> None:
     """Check a layout against a model. Errors: ConfigError with the reason and what to change."""
     experts = getattr(hf, "num_experts", 0) or getattr(hf, "num_local_experts", 0)
-    if hasattr(hf, "vision_config"):
+    if hf.model_type in VISION:
         _check_vision(parallelism)
     if parallelism.tensor_parallel_degree > 1:
         _check_tensor_parallel(hf, parallelism, experts)

@@ -8,6 +8,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.model_directory.config_checks import VISION
 from titan_rl.config.sections.schema import Config
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import spec_of
@@ -26,7 +27,7 @@ def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family:
             f"lora.rank = {config.lora.rank} and float8.recipe_name = {titan.float8.recipe_name!r}: adapters are not "
             f"trained on layers in FP8; leave one of them out"
         )
-    if hasattr(hf, "vision_config"):
+    if hf.model_type in VISION:
         raise ConfigError(f"lora.rank = {config.lora.rank}: models that see images are trained whole; leave it out")
     try:
         targets = targets_of(spec_of(hf, "", family), config.lora)

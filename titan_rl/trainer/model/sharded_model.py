@@ -167,12 +167,11 @@ class ShardedModel:
     def _images(self, row: Row) -> dict[str, ImageInputs | None]:
         """What the row's tokens show; of a model without a vision tower, nothing.
 
-        Under FSDP all ranks call the tower for each row, of one black image where there is none."""
+        The tower is called for each row, of one black image where there is none: ranks gather its weights together, and
+        its optimizer steps whatever a batch shows."""
         if self.image_processor is None:
             assert not row.images, "images for a model that sees none"
             return {}
-        if not row.images and self.unsharded:
-            return {"images": None}
         shown = row.images or [PlacedImage(np.zeros([self.image_processor.cell] * 2 + [3], np.uint8), (1, 1), 0)]
         patches, grid = self.image_processor.patches(shown)
         places = [np.arange(image.start, image.stop) for image in row.images] or [np.zeros(0, np.int64)]

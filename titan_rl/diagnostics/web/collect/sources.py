@@ -101,6 +101,8 @@ def disguised(planted: Sequence[Item], others: Sequence[Item], seed: int) -> lis
 
 def asked_item(task: Task, prompt: Prompt, answers: Sequence[str], source: str) -> Item:
     """Item of a prompt as its task asks it, with the tools and the template's options of the prompt."""
+    if prompt.images:
+        raise ConfigError(f"{prompt.id} shows images, which people are not shown here: collect on prompts of text")
     asked = task.messages(prompt)
     if isinstance(asked, str):
         return Item(asked, tuple(answers), source)
