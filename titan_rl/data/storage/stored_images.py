@@ -10,8 +10,6 @@ import pyarrow as pa
 from titan_rl.data.images import MOST_PIXELS, ImageProcessor, PlacedImage
 
 IMAGES = pa.list_(pa.struct({"start": pa.int32(), "rows": pa.int32(), "columns": pa.int32(), "png": pa.binary()}))
-
-
 _MOST_CELL = 256
 """Pixels of a token's side."""
 

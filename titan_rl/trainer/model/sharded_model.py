@@ -164,7 +164,7 @@ class ShardedModel:
         }
         return (whole if self.context is None else _spread(whole, row, self.context)) | keywords_of(self._own(columns))
 
-    def _images(self, row: Row) -> dict[str, ImageInputs | None]:
+    def _images(self, row: Row) -> dict[str, ImageInputs]:
         """What the row's tokens show; of a model without a vision tower, nothing.
 
         The tower is called for each row, of one black image where there is none: ranks gather its weights together, and
