@@ -1,4 +1,4 @@
-"""Workspaces in podman's containers, where podman is installed."""
+"""Workspaces in containers of podman and docker, where they are installed."""
 
 import asyncio
 import json
@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from waiting import eventually
@@ -30,10 +32,11 @@ ENGINE = """
 runtime = "{runtime}"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+exit_command_delay = 1
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
 """
-STORAGE = '[storage]\ndriver = "vfs"\ngraphroot = "{folder}/store"\nrunroot = "{folder}/run"\n'
+STORAGE = '[storage]\ndriver = "overlay"\ngraphroot = "{folder}/store"\nrunroot = "{folder}/run"\n'
 
 
 def lay_out(archive: Path) -> None:
@@ -52,42 +55,88 @@ def lay_out(archive: Path) -> None:
         image.add(archive.with_suffix(".py"), "testbed/sums.py")
 
 
-@pytest.fixture(scope="module")
-def engine_settings(tmp_path_factory) -> Iterator[None]:
+@dataclass
+class Engine:
+    """Engine under test, asked by its own command."""
+
+    options: ContainerOptions
+
+    def ask(self, *arguments: str) -> str:
+        return subprocess.run(
+            [*self.options.command, *arguments], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    def answers(self) -> bool:
+        return subprocess.run([*self.options.command, "info"], capture_output=True).returncode == 0
+
+    def with_workspace(self, check: Callable[[ContainerWorkspace], Awaitable[None]]) -> None:
+        async def run() -> None:
+            engine = ContainerEngine(self.options)
+            try:
+                await check(await engine.open(IMAGE, "", LIMITS))
+            finally:
+                await engine.close()
+
+        asyncio.run(run())
+        assert self.ask("ps", "-aq") == "" == self.ask("images", "-aq", "--filter=label=titan_rl")
+
+
+@contextmanager
+def podman_of(folder: Path) -> Iterator[ContainerOptions]:
+    """Podman with a store of its own."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
-    folder = tmp_path_factory.mktemp("podman")
     with pytest.MonkeyPatch.context() as patch:
         (folder / "engine").write_text(ENGINE.format(runtime=next(filter(shutil.which, ("runc", "crun")), "runc")))
         (folder / "storage").write_text(STORAGE.format(folder=folder))
         patch.setenv("CONTAINERS_CONF", str(folder / "engine"))
         patch.setenv("CONTAINERS_STORAGE_CONF", str(folder / "storage"))
-        lay_out(folder / "image.tar")
-        podman("import", "--change=WORKDIR /testbed", str(folder / "image.tar"), IMAGE)
-        yield
+        yield ContainerOptions()
+    subprocess.run(["umount", str(folder / "store/overlay")], check=False)  # mounted on itself by podman
 
 
-def podman(*arguments: str) -> str:
-    return subprocess.run(["podman", *arguments], check=True, capture_output=True, text=True).stdout.strip()
-
-
-def with_workspace(check: Callable[[ContainerWorkspace], Awaitable[None]]) -> None:
-    async def run() -> None:
-        engine = ContainerEngine(ContainerOptions())
+@contextmanager
+def served(*command: str, log: Path) -> Iterator[None]:
+    with open(log, "wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
         try:
-            await check(await engine.open(IMAGE, "", LIMITS))
+            yield
         finally:
-            await engine.close()
+            server.terminate()
 
-    asyncio.run(run())
-    assert podman("ps", "-aq") == "" == podman("images", "-aq", "--filter=label=titan_rl")
+
+@contextmanager
+def podman_at_url(folder: Path) -> Iterator[ContainerOptions]:
+    url = f"unix://{folder}/podman.sock"
+    with podman_of(folder), served("podman", "system", "service", "--time=0", url, log=folder / "log"):
+        yield ContainerOptions(url=url)
+
+
+@contextmanager
+def docker_at_url(folder: Path) -> Iterator[ContainerOptions]:
+    """Docker by a daemon with a store of its own."""
+    if shutil.which("dockerd") is None or shutil.which("docker") is None:
+        pytest.skip("docker is not installed")
+    url = f"unix://{folder}/docker.sock"
+    roots = [f"--{name}={folder}/{name}" for name in ("data-root", "exec-root", "pidfile")]
+    with served("dockerd", f"--host={url}", *roots, "--bridge=none", "--iptables=false", log=folder / "log"):
+        yield ContainerOptions(program="docker", url=url)
+
+
+@pytest.fixture(scope="module", params=[podman_of, podman_at_url, docker_at_url], ids=lambda engine: engine.__name__)
+def engine(request) -> Iterator[Engine]:
+    with TemporaryDirectory() as name, request.param(folder := Path(name)) as options:
+        asked = Engine(options)
+        asyncio.run(eventually(asked.answers, "it answers", 60))
+        lay_out(folder / "image.tar")
+        asked.ask("import", "--change=WORKDIR /testbed", str(folder / "image.tar"), IMAGE)
+        yield asked
 
 
 async def output_of(workspace: ContainerWorkspace, line: str) -> str:
     return (await workspace.run(Command(line))).output
 
 
-def test_commands_run_one_after_the_other(engine_settings):
+def test_commands_run_one_after_the_other(engine):
     async def check(workspace: ContainerWorkspace) -> None:
         assert await output_of(workspace, "pwd; ls; echo 1 > made; (sleep 60 &) ") == "/testbed\nsums.py\n"
         assert await output_of(workspace, "cat made; cat /proc/[0-9]*/comm | sed '/^sleep$/!d'") == "1\n"
@@ -100,10 +149,10 @@ def test_commands_run_one_after_the_other(engine_settings):
         assert (late.ending, late.exit_code) == ("timeout", 137)
         assert await output_of(workspace, "cat made") == "1\n"
 
-    with_workspace(check)
+    engine.with_workspace(check)
 
 
-def test_forks_begin_with_what_is_there_and_do_not_meet(engine_settings):
+def test_forks_begin_with_what_is_there_and_do_not_meet(engine):
     async def check(workspace: ContainerWorkspace) -> None:
         await output_of(workspace, "echo 1 > made; echo 1 > /outside")
         one, two = [await workspace.fork() for _ in range(2)]
@@ -115,20 +164,20 @@ def test_forks_begin_with_what_is_there_and_do_not_meet(engine_settings):
         assert (await output_of(folder, "cat made; ls")).splitlines() == ["2", "made", "sums.py"]
         assert "1" in await output_of(folder, "cat /outside"), "as it was when the fork began"
 
-    with_workspace(check)
+    engine.with_workspace(check)
 
 
-def test_an_image_that_is_not_there_is_one_line(engine_settings):
-    engine = ContainerEngine(ContainerOptions())
-    engine.check_images([IMAGE])
-    with pytest.raises(ConfigError, match=r"podman lacks an image: .*localhost/other:1"):
-        engine.check_images([IMAGE, "localhost/other:1"])
+def test_an_image_that_is_not_there_is_one_line(engine):
+    images = ContainerEngine(engine.options)
+    images.check_images([IMAGE])
+    with pytest.raises(ConfigError, match=r"lacks an image: .*localhost/other:1"):
+        images.check_images([IMAGE, "localhost/other:1"])
     for name in ("--privileged", "docker-archive:/etc/passwd", "dir:/etc", "a\0", "\ud800"):
         with pytest.raises(ConfigError, match="is no name of an image"):
-            engine.check_images([name])
+            images.check_images([name])
 
 
-def test_a_command_that_is_in_the_way_of_its_end_ends(engine_settings):
+def test_a_command_that_is_in_the_way_of_its_end_ends(engine):
     """Its pipes full, its processes exhausted, its watcher killed, its caller gone, its folder removed."""
 
     async def check(workspace: ContainerWorkspace) -> None:
@@ -157,31 +206,32 @@ def test_a_command_that_is_in_the_way_of_its_end_ends(engine_settings):
         await output_of(workspace, "cd /; rm -rf /testbed")
         assert await output_of(await workspace.fork_folder(), "pwd; ls") == "/testbed\n"
 
-    with_workspace(check)
+    engine.with_workspace(check)
 
 
 KILLED = f"""
-import asyncio, os, signal
+import asyncio, os, signal, sys
 from titan_rl.environments.sandbox.workspace.command import WorkspaceLimits
 from titan_rl.environments.sandbox.workspace.containers import ContainerEngine, ContainerOptions
 async def main():
-    await ContainerEngine(ContainerOptions()).open("{IMAGE}", "", WorkspaceLimits())
+    await ContainerEngine(ContainerOptions(program=sys.argv[1], url=sys.argv[2])).open("{IMAGE}", "", WorkspaceLimits())
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
 
 
-def test_containers_end_with_the_process_that_began_them(engine_settings):
-    killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=60)
+def test_containers_end_with_the_process_that_began_them(engine):
+    place = [engine.options.program, engine.options.url]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *place], capture_output=True, text=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    asyncio.run(eventually(lambda: podman("ps", "-aq") == "", "it is gone", 60))
+    asyncio.run(eventually(lambda: engine.ask("ps", "-aq") == "", "it is gone", 60))
 
 
-def test_an_issue_is_resolved_in_a_container(engine_settings, tmp_path):
+def test_an_issue_is_resolved_in_a_container(engine, tmp_path):
     row = {"workspace": IMAGE, "FAIL_TO_PASS": ["sum(numbers)"], "test_command": "cat sums.py | grep -q"}
     rows = [row | {"problem_statement": f"{number}"} for number in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {"file": "rows.jsonl", "protocol": "line", "container": {"program": "podman"}}
+    options = {"file": "rows.jsonl", "protocol": "line", "container": asdict(engine.options)}
 
     async def check() -> None:
         task = make_task(TaskConfig(name="swe", style="chat", options=options), [str(tmp_path)])
