@@ -230,7 +230,7 @@ class Trainer(Actor):
         """What generators are sent: weights, with adapters merged, or adapters alone."""
         learner = self.policy_side
         if not self.config.sends_adapters:
-            return learner.shards()
+            return learner.sent()
         assert learner.policy.adapters is not None, "[lora] is on"
         return learner.policy.adapters.shards
 

@@ -206,6 +206,7 @@ def load_config(
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     config = _with_template(config)
     _check_combinations(config)
+    config = _with_drafter(config)
     return _with_directories(config) if with_models else config
 
 
@@ -365,6 +366,19 @@ def _with_template(config: Config) -> Config:
     return replace(config, model=replace(config.model, chat_template=replace(template, file="", text=text)))
 
 
+def _with_drafter(config: Config) -> Config:
+    """Configuration whose engines draft by the model that learns, if one does. Errors: ConfigError."""
+    drafts, path = config.generator.speculative, config.drafter.path
+    if not path or drafts.method != "draft_model":
+        return config
+    if drafts.model not in ("", path):
+        raise ConfigError(
+            f"drafter.path = {path!r} and generator.speculative.model = {drafts.model!r}: engines draft by the model "
+            f"that learns; leave the latter out"
+        )
+    return replace(config, generator=replace(config.generator, speculative=replace(drafts, model=path)))
+
+
 def _with_directories(config: Config) -> Config:
     """Models by their directories, checked. Errors: ConfigError for one that cannot be used."""
     if config.model.path not in MADE_MODELS:
@@ -376,8 +390,8 @@ def _with_directories(config: Config) -> Config:
     if drafts.model:
         found = _directory(config, "generator.speculative.model", drafts.model)
         config = replace(config, generator=replace(config.generator, speculative=replace(drafts, model=found)))
-    roles = [role for role in ("reference", "teacher", "critic", "implicit_reward") if getattr(config, role).path]
-    config = replace(config, **{role: _found(config, role) for role in roles})
+    roles = ("reference", "teacher", "critic", "implicit_reward", "drafter")
+    config = replace(config, **{role: _found(config, role) for role in roles if getattr(config, role).path})
     if not config.teacher.by_task:
         return config
     paths = config.teacher.by_task

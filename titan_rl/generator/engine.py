@@ -51,7 +51,7 @@ from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ra
 from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
 from titan_rl.generator.vllm_requests import engine_prompt, prompt_logprobs, sampling_mask, sampling_parameters
 from titan_rl.generator.weights import vllm_backend, vllm_loader
-from titan_rl.generator.weights.vllm_backend import transfer_engine
+from titan_rl.generator.weights.vllm_backend import load_version, transfer_engine
 from titan_rl.generator.weights.vllm_recording import Recorded
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.processes.fault_injection import inject_fault
@@ -217,8 +217,7 @@ class GenerationEngine:
             self._lockstep = Lockstep(self._config.tensor_parallel)
             self._start_admission()
             self._start_speculation()
-            checkpoint = [(name, tensor.shape) for name, tensor in stored_tensors(self._model_path).items()]
-            started.set_result(self.on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
+            started.set_result(self.on_worker(self._record_needs))
         except BaseException as error:  # raised in the constructor, which waits for this future
             started.set_exception(_readable(error))
             return
@@ -229,6 +228,11 @@ class GenerationEngine:
             if not self._lockstep.is_leader:
                 os._exit(1)  # nothing calls a follower: the other ranks notice its death
             self._break(error)
+
+    def _record_needs(self, worker: Any) -> list[Recorded]:
+        paths = (self._model_path, *filter(None, [self._config.speculative.model]))
+        shapes = [[(name, tensor.shape) for name, tensor in stored_tensors(path).items()] for path in paths]
+        return transfer_engine(worker).record_needs(shapes[0], worker.get_draft_model(), *shapes[1:])
 
     def _start_engine(self) -> LLMEngine:
         size = self._config.tensor_parallel
@@ -473,9 +477,7 @@ class GenerationEngine:
     def _load(self, version: int) -> None:
         if self._is_asleep:
             self.on_worker(wake_weights)
-        self.on_worker("start_weight_update")
-        self.on_worker("update_weights", update_info=dict(version=version))
-        self.on_worker("finish_weight_update")
+        self.on_worker(load_version, version=version)
         if self._is_asleep:
             self.on_worker(wake_cache)
             self._is_asleep = False

@@ -16,6 +16,7 @@ from vllm.platforms import current_platform
 from titan_rl.compat.vllm.layers import drop_packed_weights
 from titan_rl.generator.weights.vllm_backend import transfer_engine
 from titan_rl.generator.weights.vllm_head import widen_head_once
+from titan_rl.mesh.channel.plan import DRAFTER
 from titan_rl.mesh.resources.released_memory import drop_contents, give_back
 
 
@@ -44,10 +45,11 @@ def wake_cache(worker: Any) -> None:
 
 
 def _weights(worker: Any) -> Iterator[torch.Tensor]:
-    """All that the channel fills, and nothing else: what it does not fill would stay empty."""
+    """All of the policy that the channel fills, and nothing else: what it does not fill would stay empty."""
     modules = dict(worker.model_runner.model.named_modules())
     for copy in transfer_engine(worker).recorded:
-        yield getattr(modules[copy.target.module], copy.target.parameter)
+        if not copy.name.startswith(DRAFTER):
+            yield getattr(modules[copy.target.module], copy.target.parameter)
 
 
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.UntypedStorage]:

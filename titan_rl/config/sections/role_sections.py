@@ -1,7 +1,7 @@
 """Sections of a TOML about models: what of the policy is trained, and other models."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -70,22 +70,28 @@ class LearnedRoleConfig:
 
     path: str = ""
     """A Hugging Face directory; empty: the policy as it is when reinforcement learning begins."""
-    placement: Placement = "with_trainer"
-    """As the reference's."""
-    parallelism: dict[str, Any] = field(default_factory=dict)
-    """As the reference's."""
     optimizer: dict[str, Any] = field(default_factory=dict)
     """Its own, such as ``[critic.optimizer]``, with the keys of ``[optimizer]``."""
     lr_scheduler: dict[str, Any] = field(default_factory=dict)
     """Its own, such as ``[critic.lr_scheduler]``, with the keys of ``[lr_scheduler]``; it counts as the policy's."""
-    warmup_steps: Whole = 0
-    """Steps at the beginning in which it learns alone, and the policy stays as it is."""
     updates: Count = 1
     """Its optimizer steps for each of the policy's, all on the same rows."""
 
 
 @dataclass(kw_only=True)
-class ImplicitRewardConfig(LearnedRoleConfig):
+class ScoringRoleConfig(LearnedRoleConfig):
+    """A learned model whose outputs are part of the policy's advantages."""
+
+    placement: Placement = "with_trainer"
+    """As the reference's."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """As the reference's."""
+    warmup_steps: Whole = 0
+    """Steps at the beginning in which it learns alone, and the policy stays as it is."""
+
+
+@dataclass(kw_only=True)
+class ImplicitRewardConfig(ScoringRoleConfig):
     """The language model that learns the outcomes of answers and by that rewards their tokens, where the algorithm
     needs one."""
 
@@ -96,7 +102,16 @@ class ImplicitRewardConfig(LearnedRoleConfig):
 
 
 @dataclass(kw_only=True)
-class CriticConfig(LearnedRoleConfig):
+class DrafterConfig(LearnedRoleConfig):
+    """The draft model that learns beside the policy, in the trainer's processes; none without a ``path``."""
+
+    placement: ClassVar[Placement] = "with_trainer"
+    parallelism: ClassVar[dict[str, Any]] = {}
+    warmup_steps: ClassVar[int] = 0
+
+
+@dataclass(kw_only=True)
+class CriticConfig(ScoringRoleConfig):
     """Value model, where the algorithm needs one. Its ``path`` may have a value head (``score.weight``) or none; a
     missing head predicts 0 at first."""
 

@@ -26,6 +26,7 @@ from titan_rl.config.sections.placement import PlacementConfig
 from titan_rl.config.sections.precision import uses_fp8
 from titan_rl.config.sections.role_sections import (
     CriticConfig,
+    DrafterConfig,
     ImplicitRewardConfig,
     LoraConfig,
     ReferenceConfig,
@@ -263,7 +264,8 @@ class SpeculativeConfig:
     """``ngram``: what stood behind the last few tokens where they occurred before, in the prompt or the answer.
     ``draft_model``: what a smaller model samples."""
     model: str = ""
-    """Hugging Face directory of the draft model, which has the policy's tokens."""
+    """Hugging Face directory of a draft model that does not learn, with the policy's tokens; one that learns is
+    ``drafter.path``."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=16)] = 3
     """Drafted at most, for each request in each step."""
     prompt_lookup_min: Annotated[int, Field(ge=1, le=64)] = 2
@@ -449,6 +451,7 @@ class Config:
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     implicit_reward: ImplicitRewardConfig = field(default_factory=ImplicitRewardConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)

@@ -31,8 +31,8 @@ class CustomStep:
         only = "a loop of your own makes one update a step, of the policy alone, and"
         if settings.updates_per_batch > 1:
             raise ConfigError(f"{only} algorithm.updates_per_batch = {settings.updates_per_batch}")
-        if (role := learned_role(session.checked.algorithm.needs)) is not None:
-            raise ConfigError(f"{only} algorithm.name = {settings.name!r} has a {role}")
+        if (role := learned_role(session.config, session.checked.algorithm.needs)) is not None:
+            raise ConfigError(f"{only} a {role} learns beside it: leave it out, or take step()")
         self.controller: Controller = session.controller
         self._timer = PhaseTimer()
         self._collected: Collected | None = None

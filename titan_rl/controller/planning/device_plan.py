@@ -108,7 +108,7 @@ class Models:
         self.policy = cached.policy if cached else Size.of(self.hf, checked.family, checked.config.lora)
         self.sizes: dict[str, Size] = cached.sizes if cached else {}
         needs = checked.algorithm.needs
-        self.learned, self.own = learned_role(needs), own_learned(self.config, needs)
+        self.learned, self.own = learned_role(self.config, needs), own_learned(self.config, needs)
         self.frozen = [r for r in needed_roles(needs) if r != "reference" or not self.config.lora.rank]
 
     def is_own(self, role: str) -> bool:

@@ -259,7 +259,7 @@ def _roles(checked: Checked) -> list[Size]:
         if role != "reference" or not config.lora.rank:  # which is the policy without its adapters
             paths = configured_paths(config, role)
             sizes += [Size(size_at(checked, path).parameters, 0) for path in paths]
-    if (learned := learned_role(needs)) is not None:
+    if (learned := learned_role(config, needs)) is not None:
         sizes.append(size_at(checked, getattr(config, learned).path))
     return sizes
 

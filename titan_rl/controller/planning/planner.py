@@ -48,7 +48,7 @@ from titan_rl.controller.preflight.ineffective_settings import check_read
 from titan_rl.controller.preflight.role_checks import check_roles
 from titan_rl.trainer.model.layout import check_products
 
-_ROLES = ("model", "reference", "teacher", "critic", "implicit_reward")
+_ROLES = ("model", "reference", "teacher", "critic", "implicit_reward", "drafter")
 OWN_TABLES = ("shape", "rates")
 """Of what is given as ``--table.key value``, those that are no section of a run."""
 

@@ -20,7 +20,7 @@ from titan_rl.config.mixture import all_tasks, names_of
 from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.config.sections.suites import have_chats
 from titan_rl.environments.interfaces.task import Task
-from titan_rl.trainer.roles.names import FROZEN, LEARNED
+from titan_rl.trainer.roles.names import FROZEN, LEARNED, MAY_BE_OWN, learned_roles
 from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan
 
 
@@ -67,6 +67,12 @@ def _role(role: str) -> Rule:
         return f"{needs}; leave it out"
 
     return why
+
+
+def _drafter(run: Run) -> str:
+    if not run.config.drafter.path:
+        return "no draft model learns without drafter.path; set it, too, or leave it out"
+    return _HAS_GENERATORS(run) or _drafted_by("draft_model")(run)
 
 
 def _aggregation(run: Run) -> str:
@@ -208,7 +214,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "lora.targets": (_HAS_ADAPTERS,),
     "lora.adapter": (_HAS_ADAPTERS,),
     "lora.sync": (_HAS_ADAPTERS, _HAS_GENERATORS),
-    **{role: (_role(role),) for role in (*FROZEN, *LEARNED)},
+    **{role: (_role(role),) for role in MAY_BE_OWN},
+    "drafter": (_drafter,),
     "reference.path": (_reference_path,),
     "teacher.path": (_teacher_path,),
     "reward_model": (_sampled(),),
@@ -274,7 +281,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
         _unless(lambda run: not run.on_data, "a run on data.file has no generators to take turns with; leave it out"),
     ),
     "placement.generator": (_HAS_GENERATORS,),
-    **{f"placement.{role}": (_own(role),) for role in (*FROZEN, *LEARNED)},
+    **{f"placement.{role}": (_own(role),) for role in MAY_BE_OWN},
     "metrics.project": (
         _unless(
             lambda run: run.config.metrics.wandb or run.config.metrics.trackio,
@@ -333,7 +340,7 @@ def check_read(
 def zero_learning_rates(config: Config, algorithm: Algorithm, titan: TitanConfig) -> list[str]:
     """Lines about models with a learning rate of 0, which only a control should have."""
     lines = []
-    for role in ("", *(role for role in LEARNED if getattr(algorithm.needs, role))):
+    for role in ("", *learned_roles(config, algorithm.needs)):
         role_config = learned_titan(config, titan, role) if role else titan
         groups = [group.optimizer_kwargs for group in role_config.optimizer.param_groups]
         if all(group.get("lr") == 0 for group in groups):

@@ -37,6 +37,8 @@ _EFFECTS: dict[str, Effects] = {
     "critic.lr_scheduler": _TRAINER,
     "implicit_reward.optimizer": _TRAINER,
     "implicit_reward.lr_scheduler": _TRAINER,
+    "drafter.optimizer": _TRAINER,
+    "drafter.lr_scheduler": _TRAINER,
     "rollout.temperature": _TRAINER | _SAMPLING,
     **dict.fromkeys(DECODING_KEYS, _SAMPLING),
     "rollout.max_new_tokens": _TRAINER | _SAMPLING,

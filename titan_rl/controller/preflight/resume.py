@@ -25,7 +25,7 @@ from titan_rl.records.ledger.ledger import last_trained_step
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
 from titan_rl.trainer.model.layout import experts_of
-from titan_rl.trainer.roles.names import LEARNED
+from titan_rl.trainer.roles.names import LEARNED, MAY_BE_OWN
 from titan_rl.trainer.state.checkpoint_state import role_folder
 from titan_rl.trainer.state.plain_state import state_flaw
 
@@ -55,6 +55,7 @@ _RULES = {
     "reference.parallelism": _NUMERIC,
     "teacher.parallelism": _NUMERIC,
     "implicit_reward": _WHILE_REDOING,
+    "drafter": _WHILE_REDOING,
     "critic.placement": _NUMERIC,
     "critic.parallelism": _NUMERIC,
     "implicit_reward.placement": _NUMERIC,
@@ -79,7 +80,7 @@ file may move (records/run_directory/sources.py). ``_NUMERIC``: free, but a repl
 _OPEN = ("task.options.", "task.rewards.", "task.rewards_by_source.", "task.judge.", "optimizer.param_groups.")
 _OPEN += ("model.chat_template.options.", "data.columns.", "eval.suites.", "task.sandbox.", "teacher.by_task.")
 _OPEN += tuple(f"{role}.{table}." for role in LEARNED for table in ("optimizer", "lr_scheduler"))
-_OPEN += tuple(f"{role}.parallelism." for role in ("reference", "teacher", *LEARNED))
+_OPEN += tuple(f"{role}.parallelism." for role in MAY_BE_OWN)
 """Tables without a fixed list of keys."""
 
 

@@ -22,7 +22,7 @@ from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
 from titan_rl.models.value_head import check_has_classifier, check_value_weights, value_spec
 from titan_rl.trainer.model.layout import check_layout, check_products
-from titan_rl.trainer.roles.names import FROZEN, LEARNED, num_words
+from titan_rl.trainer.roles.names import FROZEN, learned_roles, num_words
 from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan, role_titan
 from titan_rl.trainer.titan_limits import check_length, check_patterns
 
@@ -45,9 +45,19 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None, tas
     if algorithm.needs.self_teacher:
         _check_self_teacher(config, algorithm, task, family)
         _check_words(algorithm.needs.teacher_words, config_of(config.model.path, family))
-    for role in LEARNED:
-        if getattr(algorithm.needs, role):
-            _check_learned(config, role, family)
+    learned = learned_roles(config, algorithm.needs)
+    if len(learned) > 1:
+        raise ConfigError(
+            f"drafter.path = {config.drafter.path!r}: algorithm.name = {config.algorithm.name!r} has a {learned[0]}, "
+            f"and one model learns beside the policy: leave it out, or take another algorithm"
+        )
+    for role in learned:
+        _check_learned(config, role, family)
+    if config.drafter.path and config.sends_adapters:
+        raise ConfigError(
+            f"drafter.path = {config.drafter.path!r}: generators are sent adapters alone; set lora.sync = 'merged', or "
+            f"leave it out"
+        )
 
 
 def _check_taught(config: Config) -> None:

@@ -15,8 +15,9 @@ WARMUP_STEPS = 1
 """First steps that medians leave out, where there are more."""
 LOCATION_KEYS = ("run.dir", "run.plugin_path")
 """Settings that say where a run is, not what it computes."""
+_MODELS = ("model", "reference", "teacher", "critic", "implicit_reward", "drafter", "reward_model")
 PATH_KEYS = (
-    *(f"{role}.path" for role in ("model", "reference", "teacher", "critic", "implicit_reward", "reward_model")),
+    *(f"{role}.path" for role in _MODELS),
     "generator.speculative.model",
 )
 

@@ -1,6 +1,7 @@
 """The channel as a vLLM weight-transfer backend, registered under its own name.
 
-``record_needs`` asks a worker what it stores, and the plan is made from that. ``init_weight_transfer_engine`` gives
+``record_needs`` asks a worker what it stores, and the plan is made from that. A draft model's tensors are among it, and
+are part of a version if the draft model learns beside the policy. ``init_weight_transfer_engine`` gives
 each worker its part of the plan. From then on an update is a version number. A worker that has not fetched the version
 yet fetches it itself; titan_rl's generators fetch while the engine runs, so that only the apply stops it.
 
@@ -11,7 +12,7 @@ through vLLM's own processing, one module after the other.
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,10 +34,12 @@ from titan_rl.generator.weights.quantization.linear import is_quantized_from, qu
 from titan_rl.generator.weights.vllm_head import widen_head_once
 from titan_rl.generator.weights.vllm_loader import round_parameters
 from titan_rl.generator.weights.vllm_recording import Recorded, Target, record
-from titan_rl.mesh.channel.plan import Box
+from titan_rl.mesh.channel.plan import DRAFTER, Box
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 
 BACKEND = "titan_rl"
+Shapes = Iterable[tuple[str, tuple[int, ...]]]
+"""Of a checkpoint's tensors, by name."""
 _FETCH_SECONDS = 600.0
 
 
@@ -67,14 +70,29 @@ class _Fill:
 
 class ChannelEngine(WeightTransferEngine):
     init_info_cls, update_info_cls = ChannelInit, ChannelUpdate
-    supports_draft_weight_update = False
+    supports_draft_weight_update = True
     recorded: list[Recorded]
+    _prefix = ""
+    """Of the modules' names in ``fills``: those of the model that an update is for."""
 
-    def record_needs(self, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
-        """Boxes that this worker stores of the checkpoint's tensors (name, shape)."""
+    def record_needs(
+        self, checkpoint: Shapes, drafter: torch.nn.Module | None = None, drafter_checkpoint: Shapes = ()
+    ) -> list[Recorded]:
+        """Boxes that this worker stores of the checkpoint's tensors (name, shape), and of the draft model's."""
         widen_head_once(self.model)
         self.recorded = record(self.model, checkpoint)
+        if drafter is not None:
+            self.recorded += [_of_drafter(copy) for copy in record(drafter, drafter_checkpoint)]
         return self.recorded
+
+    def set_weight_update_target(self, model: torch.nn.Module, model_config: Any) -> None:
+        """By vLLM, for the draft model."""
+        super().set_weight_update_target(model, model_config)
+        self._prefix = DRAFTER
+
+    def reset_weight_update_target(self) -> None:
+        super().reset_weight_update_target()
+        self._prefix = ""
 
     def init_transfer_engine(self, init_info: ChannelInit) -> None:
         setup = init_info.setups[get_tensor_model_parallel_rank()]
@@ -99,9 +117,15 @@ class ChannelEngine(WeightTransferEngine):
         return self._connection[0]
 
     @property
+    def fills_drafter(self) -> bool:
+        """Whether a draft model's weights are part of each version."""
+        return any(module.startswith(DRAFTER) for module in self._connection[1])
+
+    @property
     def bytes_stored(self) -> int:
         """Bytes of the parameters that the channel fills, each counted once."""
-        boxes = {(copy.target.module, copy.target.parameter, copy.target.offset): copy for copy in self.recorded}
+        filled = [copy for copy in self.recorded if self.fills_drafter or not copy.name.startswith(DRAFTER)]
+        boxes = {(copy.target.module, copy.target.parameter, copy.target.offset): copy for copy in filled}
         return sum(copy.box.numel * getattr(torch, copy.dtype).itemsize for copy in boxes.values())
 
     def start_weight_update(self) -> None:
@@ -117,8 +141,8 @@ class ChannelEngine(WeightTransferEngine):
         if reader.held != update_info.version:
             asyncio.run(reader.fetch(update_info.version, _FETCH_SECONDS))
         for path, module in self.model.named_modules():
-            if path in fills:
-                self._fill(module, fills[path])
+            if (name := self._prefix + path) in fills:
+                self._fill(module, fills[name])
 
     def _fill(self, module: torch.nn.Module, fills: list[_Fill]) -> None:
         names = give_new_memory(module)
@@ -158,6 +182,12 @@ class ChannelEngine(WeightTransferEngine):
         pass
 
 
+def _of_drafter(copy: Recorded) -> Recorded:
+    """Copy of a draft model's loader, under the names that its tensors and modules have in a version."""
+    target = replace(copy.target, module=f"{DRAFTER}{copy.target.module}")
+    return replace(copy, name=f"{DRAFTER}{copy.name}", target=target)
+
+
 def _repack_tied(model: torch.nn.Module) -> None:
     """Repack modules that share another module's weight.
 
@@ -182,3 +212,12 @@ def register() -> None:
 def transfer_engine(worker: Any) -> ChannelEngine:
     """Channel engine of a worker, for ``collective_rpc``."""
     return worker.weight_transfer_engine
+
+
+def load_version(worker: Any, version: int) -> None:
+    """Fill a worker's policy with a version; its draft model, too, if that learns. Errors: as ``receive_weights``."""
+    drafter = [worker.start_draft_weight_update] if transfer_engine(worker).fills_drafter else []
+    for start in (worker.start_weight_update, *drafter):
+        start()
+        worker.update_weights(dict(version=version))
+        worker.finish_weight_update()

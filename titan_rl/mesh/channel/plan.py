@@ -78,6 +78,10 @@ Units = dict[str, tuple]
 """Unit ("model.layers.17.", or "" for what is in no layer) to its Holdings or Needs; equal ones are one object."""
 
 
+DRAFTER = "drafter."
+"""Begin of the names of a draft model's tensors, where it learns beside the policy."""
+
+
 def split_name(name: str) -> tuple[str, str]:
     """``model.layers.17.mlp.up_proj.weight`` is ``mlp.up_proj.weight`` of unit ``model.layers.17.``."""
     match = _UNIT.fullmatch(name)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.channel.memory.region import RegionHandle
-from titan_rl.mesh.channel.plan import Interner, Plan, adapted_weights
+from titan_rl.mesh.channel.plan import DRAFTER, Interner, Plan, adapted_weights
 from titan_rl.mesh.channel.reader import ReaderSetup
 from titan_rl.mesh.channel.relay.gathering import Route
 from titan_rl.mesh.channel.transports import (
@@ -90,7 +90,8 @@ class WeightLink:
             self._call_all(ranks, TrainerEndpoints.place()), self._call_all(ranks, TrainerEndpoints.holdings())
         )
         adapters = adapted_weights(holdings_by_rank) if self._adapter_scale is not None else None
-        needs = await self._call_all(first, GeneratorEndpoints.needs(adapters))
+        drafter = any(unit.startswith(DRAFTER) for units in holdings_by_rank for unit in units)
+        needs = await self._call_all(first, GeneratorEndpoints.needs(adapters, drafter=drafter))
         interner = Interner()
         self.plan = Plan(
             [interner.again(units) for units in holdings_by_rank], [interner.again(units) for units in needs]

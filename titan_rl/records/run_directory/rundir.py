@@ -21,7 +21,7 @@ _FILES += ("epoch.json", "ledger.db-wal", "ledger.db-shm", "pids.json", "summary
 _FILES += ("pass_rates.jsonl", "left_out_rows.jsonl", "changes.json", "trace.jsonl", "trace.before.jsonl")
 _FILES += ("report.md", "report.png")
 _FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
-_FOLDERS += ("implicit_reward", "earlier", "trained", "evaluations")
+_FOLDERS += ("implicit_reward", "drafter", "earlier", "trained", "evaluations")
 _WRITTEN_BY_OTHERS = ("wandb",)
 """Whose own links lead to its cache. Nothing here reads what is in it."""
 _DATE = "[0-9]{8}-[0-9]{6}(-[0-9]{1,3})?"

@@ -42,7 +42,7 @@ class LearnedRoleWorker(TrainerRank):
         self.titan, self.bridge, self.spans = titan, bridge, Spans()
         self.device = device.local_device(bridge.rank)
         self.before_update: Callable[[], None] = lambda: None
-        name = learned_role(make_algorithm(config.algorithm, config.run.plugin_path).needs)
+        name = learned_role(config, make_algorithm(config.algorithm, config.run.plugin_path).needs)
         assert name is not None, "an algorithm without a role that learns"
         kind = LEARNED_ROLES[name]
         [self.path] = role_paths(config, name, model_path, initial_policy)

@@ -15,8 +15,12 @@ TEACHER_MASK = "teacher_mask_S"
 WORDS = "teacher_words_SK"
 """The column, int64 [S, K], of the teacher's likeliest words."""
 
-LEARNED = ("critic", "implicit_reward")
+LEARNED = ("critic", "implicit_reward", "drafter")
 """Roles that learn beside the policy (trainer/roles/learned_role.py), which are sections of the TOML, too."""
+MAY_BE_OWN = (*FROZEN, "critic", "implicit_reward")
+"""Roles that may have processes of their own."""
+DRAFTER = "drafter"
+"""The engines' draft model, which no algorithm asks for: it learns where the run names its directory."""
 BASE = "base model"
 """Name of a LoRA policy's frozen weights, beside the names of roles."""
 
@@ -41,14 +45,19 @@ def role_paths(config: Config, role: str, model_path: str | Path, initial_policy
     return [path or first for path in configured_paths(config, role)]
 
 
-def learned_role(needs: Needs) -> str | None:
-    """Learned role of an algorithm, or None."""
-    return next((role for role in LEARNED if getattr(needs, role)), None)
+def learned_roles(config: Config, needs: Needs) -> list[str]:
+    """Learned roles that a run asks for, of which it can have one (controller/preflight/role_checks.py)."""
+    return [role for role in LEARNED if (config.drafter.path if role == DRAFTER else getattr(needs, role))]
+
+
+def learned_role(config: Config, needs: Needs) -> str | None:
+    """Learned role of a run, or None."""
+    return next(iter(learned_roles(config, needs)), None)
 
 
 def own_learned(config: Config, needs: Needs) -> str | None:
     """Learned role with its own processes, or None."""
-    role = learned_role(needs)
+    role = learned_role(config, needs)
     return role if role is not None and getattr(config, role).placement == "own" else None
 
 

@@ -1,4 +1,4 @@
-"""The roles that learn beside the policy, by name. An algorithm has at most one of them (algorithms/registry.py)."""
+"""The roles that learn beside the policy, by name. A run has at most one (controller/preflight/role_checks.py)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +10,14 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.trainer.model.sharded_model import ShardedModel
 from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.critic import Critic
+from titan_rl.trainer.roles.drafter import Drafter
 from titan_rl.trainer.roles.implicit_reward import ImplicitReward
 from titan_rl.trainer.roles.learned_client import LearnedRoleClient
 from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface
 from titan_rl.trainer.roles.names import learned_role
 from titan_rl.trainer.titan_config import TitanConfig
 
-LEARNED_ROLES: dict[str, type[LearnedRole]] = {role.name: role for role in (Critic, ImplicitReward)}
+LEARNED_ROLES: dict[str, type[LearnedRole]] = {role.name: role for role in (Critic, ImplicitReward, Drafter)}
 
 
 def make_learned_role(
@@ -31,12 +32,12 @@ def make_learned_role(
     before_update: Callable[[], None],
     reports: bool,
 ) -> LearnedRoleInterface | None:
-    """Learned role of the algorithm, for a rank of the policy.
+    """Learned role of the run, for a rank of the policy.
 
     ``model_path``: directory that the policy starts from;
     ``sharded(path, head=...)``: makes a model; ``bridge``: to its own processes, if it has such; ``before_update``:
     called before its parameters change; ``reports``: as LearnedRoleClient has it."""
-    if (name := learned_role(needs)) is None:
+    if (name := learned_role(config, needs)) is None:
         return None
     role = LEARNED_ROLES[name]
     if bridge is not None:

@@ -66,7 +66,7 @@ from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen import FrozenRole, roles_with_trainer
 from titan_rl.trainer.roles.joint_step import joint_step
 from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface, RoleResult
-from titan_rl.trainer.roles.names import BASE, WORDS, found_columns, learned_role, role_paths
+from titan_rl.trainer.roles.names import BASE, DRAFTER, WORDS, found_columns, learned_role, role_paths
 from titan_rl.trainer.roles.registry import make_learned_role
 from titan_rl.trainer.roles.self_teacher import SelfTeacher
 from titan_rl.trainer.state.checkpoint_state import (
@@ -299,7 +299,7 @@ class Learner(TrainerRank):
     @property
     def _active_role(self) -> LearnedRoleInterface | None:
         """Learned role in the present updates; None in supervised steps."""
-        return None if learned_role(self.algorithm.needs) is None else self.learned
+        return None if learned_role(self.config, self.algorithm.needs) is None else self.learned
 
     def optimizer_step(self, has_signal: bool) -> float:
         """Step the optimizer and clear gradients; returns the learning rate.
@@ -441,6 +441,12 @@ class Learner(TrainerRank):
     def shards(self) -> list[Shard]:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
         return self.policy.shards()
+
+    def sent(self) -> list[Shard]:
+        """What a version of the policy consists of: its boxes, and those of a draft model that learns."""
+        role = self.learned_here
+        drafts = role.shards() if role is not None and role.name == DRAFTER else []
+        return self.shards() + [replace(shard, name=f"{DRAFTER}.{shard.name}") for shard in drafts]
 
     def digests(self) -> dict[str, str]:
         """Digests of frozen roles, and of the weights below adapters."""
