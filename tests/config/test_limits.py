@@ -38,7 +38,7 @@ def checked(*arguments: str) -> None:
     config = load_config(None, parse_overrides(list(arguments)))
     titan = build_titan(config)
     make_algorithm(config.algorithm, [])
-    for role in ("critic", "implicit_reward"):
+    for role in ("critic", "implicit_reward", "drafter"):
         learned_titan(config, titan, role)
     if arguments[0].startswith(("--generator.", "--optimizer.param_groups")):  # a model is built for these
         check_model(config)

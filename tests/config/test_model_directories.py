@@ -95,7 +95,7 @@ def test_a_relative_directory_is_looked_for_beside_the_toml_too(model, tmp_path,
 @pytest.mark.parametrize(
     "key",
     [
-        *("model.path", "reference.path", "teacher.path", "critic.path", "reward_model.path"),
+        *("model.path", "reference.path", "teacher.path", "critic.path", "reward_model.path", "drafter.path"),
         "generator.speculative.model",
     ],
 )

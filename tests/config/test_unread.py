@@ -38,6 +38,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "placement": {"mode": "colocated"},
         "generator": {"speculative": {"method": "draft_model", "model": "there"}},
     },
+    "a drafter": {
+        "generator": {"speculative": {"method": "draft_model"}},
+        "drafter": {"path": "there"},
+    },
     "all switches": {
         "sft": {"steps": 1},
         "filter": {"no_signal": True},
@@ -99,8 +103,9 @@ SWITCHED = {
     *("parallelism.pipeline_parallel_last_stage_less_layers", "parallelism.module_fqns_per_model_part"),
 }
 """What is read only where something else is on."""
-ROLES = {"reference", "teacher", "critic", "implicit_reward"}
-APART = {f"placement.{role}" for role in ROLES}
+MAY_BE_OWN = {"reference", "teacher", "critic", "implicit_reward"}
+ROLES = {*MAY_BE_OWN, "drafter"}
+APART = {f"placement.{role}" for role in MAY_BE_OWN}
 HOSTS = {"hosts.generator", "hosts.verifier"}
 OF_TASK = {"task"}
 MADE = {"data.made_rows"}
@@ -111,10 +116,10 @@ UNREAD: dict[str, set[str]] = {
     "ppo": {*CHATS, *STEADY, "data", "hosts", *(ROLES - {"critic"}), *APART, *SWITCHED},
     "ppo, roles apart": {
         *(*CHATS, *STEADY),
-        *("data", "hosts", "teacher", "implicit_reward", "placement.teacher", "placement.implicit_reward"),
+        *("data", "hosts", "teacher", "implicit_reward", "drafter", "placement.teacher", "placement.implicit_reward"),
         *SWITCHED,
     },
-    "prime": {*CHATS, *STEADY, "data", "hosts", "teacher", "critic", *APART, *SWITCHED},
+    "prime": {*CHATS, *STEADY, "data", "hosts", "teacher", "critic", "drafter", *APART, *SWITCHED},
     "distillation": {*CHATS, *STEADY, "data", "hosts", *(ROLES - {"teacher"}), *APART, *SWITCHED},
     "a tool, ahead": {*CHATS, "data", "hosts", *ROLES, *APART, *SWITCHED},
     "lora": {
@@ -130,6 +135,10 @@ UNREAD: dict[str, set[str]] = {
     "hosts": {*CHATS, *STEADY, "data", *ROLES, *APART, *SWITCHED},
     "colocated, drafted by a model": {
         *(*CHATS, *STEADY, "data", "hosts", *ROLES, *APART),
+        *(key for key in SWITCHED if not key.startswith("generator.speculative.") or "lookup" in key),
+    },
+    "a drafter": {
+        *(*CHATS, *STEADY, "data", "hosts", *(ROLES - {"drafter"}), *APART),
         *(key for key in SWITCHED if not key.startswith("generator.speculative.") or "lookup" in key),
     },
     "all switches": {
@@ -186,6 +195,7 @@ READ = {
     "sft by shares": {"rollout.max_new_tokens"},
     "sft with suites": OF_SUITES,
     "sft with suites of tasks": {*OF_SUITES, "rollout.max_new_tokens", "rollout.max_turns"},
+    "colocated, drafted by a model": {"drafter.path"},
     **{kind: {"rollout.share_prefix"} for kind in ("dpo", "dpo on a file", "orpo", "reward_model")},
 }
 """Keys of unread sections that this kind reads all the same."""
@@ -193,7 +203,7 @@ OF_KIND = {"data.file", "algorithm.name", "hosts.launcher"}
 """Keys that would make the run one of another kind."""
 SWITCHES = {"sft.steps", "lora.rank", "curriculum.least_chance", "compile.enable", "task.reward", "task.rewards"}
 SWITCHES |= {"task.rewards_by_source", "generator.speculative.method"}
-PLACES = {f"{role}.placement" for role in ROLES}
+PLACES = {f"{role}.placement" for role in MAY_BE_OWN}
 
 
 def is_unread(kind: str, key: str) -> bool:

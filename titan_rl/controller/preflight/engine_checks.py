@@ -195,7 +195,10 @@ def _check_speculation(config: Config, hf: PreTrainedConfig) -> None:
         return
     setting = f"generator.speculative.method = {settings.method!r}"
     if settings.method == "draft_model" and not settings.model:
-        raise ConfigError(f"{setting} needs a model: give its Hugging Face directory as generator.speculative.model")
+        raise ConfigError(
+            f"{setting} needs a model: give its Hugging Face directory as generator.speculative.model, or as "
+            f"drafter.path if it is to learn beside the policy"
+        )
     if settings.prompt_lookup_min > settings.prompt_lookup_max:
         raise ConfigError(
             f"generator.speculative.prompt_lookup_min = {settings.prompt_lookup_min} is more than prompt_lookup_max = "
