@@ -1,5 +1,5 @@
 """The trainer actor: one rank of the TorchTitan model, or of a role that learns beside it. The arithmetic is in
-trainer/step/learner.py and trainer/roles/learned_worker.py."""
+trainer/step/learner.py and trainer/roles/learned/worker.py."""
 
 from contextlib import nullcontext
 from pathlib import Path

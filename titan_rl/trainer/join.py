@@ -4,8 +4,8 @@ from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.sections.schema import Config
 from titan_rl.trainer.distributed.process_group import join_group
 from titan_rl.trainer.rank_interface import TrainerRank
-from titan_rl.trainer.roles.bridge import Bridge
-from titan_rl.trainer.roles.learned_worker import LearnedRoleWorker
+from titan_rl.trainer.roles.learned.bridge import Bridge
+from titan_rl.trainer.roles.learned.worker import LearnedRoleWorker
 from titan_rl.trainer.roles.names import own_learned
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan, role_titan

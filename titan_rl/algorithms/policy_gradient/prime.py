@@ -5,8 +5,9 @@
         + (the reward less the mean reward of the group's others)
 
 phi is ``[implicit_reward]`` (its loss is in arithmetic/implicit_rewards.py, its steps in
-trainer/roles/implicit_reward.py), the reference ``[reference]``. Advantages are whitened over the whole step, and go
-into the loss that algorithms without a critic share. The outcome that phi learns is what was verified, from 0 to 1.
+trainer/roles/learned/implicit_reward.py), the reference ``[reference]``. Advantages are whitened over the whole step,
+and go into the loss that algorithms without a critic share. The outcome that phi learns is what was verified, from 0
+to 1.
 
 phi learns a step's rollouts before it rewards them (the paper's double forward, and the default of the published
 implementation, verl's recipe/prime), or after that (single forward, the default of the paper's own runs):

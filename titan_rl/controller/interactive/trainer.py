@@ -78,7 +78,7 @@ class TrainerHandle:
     async def call(self, function: Callable[[Any], T]) -> dict[str, T]:
         """Results of ``function(learner)`` on each rank, by the rank's name; they must pickle.
 
-        The learner is trainer/step/learner.py's, or trainer/roles/learned_worker.py's on the ranks of a role.
+        The learner is trainer/step/learner.py's, or trainer/roles/learned/worker.py's on the ranks of a role.
 
         Errors: RankError if it raises on one, whose ranks go on; whatever keeps it from being pickled."""
         code = cloudpickle.dumps(function)

@@ -72,7 +72,7 @@ def _role(role: str) -> Rule:
 def _drafter(run: Run) -> str:
     if not run.config.drafter.path:
         return "no draft model learns without drafter.path; set it, too, or leave it out"
-    return _HAS_GENERATORS(run) or _drafted_by("draft_model")(run)
+    return _sampled()(run) or _drafted_by("draft_model")(run)
 
 
 def _aggregation(run: Run) -> str:

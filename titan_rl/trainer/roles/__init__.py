@@ -1,1 +1,1 @@
-"""Models beside the policy: reference, critic, implicit reward."""
+"""Models beside the policy: frozen ones, and those that learn."""

@@ -16,7 +16,7 @@ WORDS = "teacher_words_SK"
 """The column, int64 [S, K], of the teacher's likeliest words."""
 
 LEARNED = ("critic", "implicit_reward", "drafter")
-"""Roles that learn beside the policy (trainer/roles/learned_role.py), which are sections of the TOML, too."""
+"""Roles that learn beside the policy (trainer/roles/learned/role.py), which are sections of the TOML, too."""
 MAY_BE_OWN = (*FROZEN, "critic", "implicit_reward")
 """Roles that may have processes of their own."""
 DRAFTER = "drafter"

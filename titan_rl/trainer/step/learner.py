@@ -62,12 +62,12 @@ from titan_rl.trainer.objective.preparation import (
 )
 from titan_rl.trainer.objective.whole_rollouts import JoinedLoss, joined_loss
 from titan_rl.trainer.rank_interface import LearningModel, T, TrainerRank
-from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen import FrozenRole, roles_with_trainer
-from titan_rl.trainer.roles.joint_step import joint_step
-from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface, RoleResult
-from titan_rl.trainer.roles.names import BASE, DRAFTER, WORDS, found_columns, learned_role, role_paths
-from titan_rl.trainer.roles.registry import make_learned_role
+from titan_rl.trainer.roles.learned.bridge import Bridge
+from titan_rl.trainer.roles.learned.joint_step import joint_step
+from titan_rl.trainer.roles.learned.registry import make_learned_role
+from titan_rl.trainer.roles.learned.role import LearnedRole, LearnedRoleInterface, RoleResult
+from titan_rl.trainer.roles.names import BASE, DRAFTER, WORDS, found_columns, role_paths
 from titan_rl.trainer.roles.self_teacher import SelfTeacher
 from titan_rl.trainer.state.checkpoint_state import (
     load_policy,
@@ -299,7 +299,7 @@ class Learner(TrainerRank):
     @property
     def _active_role(self) -> LearnedRoleInterface | None:
         """Learned role in the present updates; None in supervised steps."""
-        return None if learned_role(self.config, self.algorithm.needs) is None else self.learned
+        return self.learned if self.algorithm.trains_on == "rollouts" else None
 
     def optimizer_step(self, has_signal: bool) -> float:
         """Step the optimizer and clear gradients; returns the learning rate.

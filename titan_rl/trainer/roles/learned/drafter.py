@@ -12,7 +12,7 @@ import torch
 
 from titan_rl.data.types import Row
 from titan_rl.trainer.model.sharded_model import Columns
-from titan_rl.trainer.roles.learned_role import LearnedRole
+from titan_rl.trainer.roles.learned.role import LearnedRole
 
 
 class Drafter(LearnedRole):

@@ -1,4 +1,4 @@
-"""Client of a learned role in its own processes (learned_worker.py), with the interface of a local one.
+"""Client of a learned role in its own processes (worker.py), with the interface of a local one.
 
     find ─▶ columns of tokens          begin ─▶ it learns while the policy's gradients are made
                                        learn ─▶ both apply their updates, or, if either cannot, neither does
@@ -16,8 +16,8 @@ import torch
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Row
 from titan_rl.trainer.model.sharded_model import ShardedModel
-from titan_rl.trainer.roles.bridge import Bridge
-from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface, RoleResult, RoleState
+from titan_rl.trainer.roles.learned.bridge import Bridge
+from titan_rl.trainer.roles.learned.role import LearnedRole, LearnedRoleInterface, RoleResult, RoleState
 
 Samples = tuple[int, tuple[tuple[str, int, int], ...]]
 """Key of a row, unique in a step: checksum of its targets, and its owners."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Row, StepMetrics
-from titan_rl.trainer.roles.learned_role import LearnedRoleInterface, RoleResult, RoleState
+from titan_rl.trainer.roles.learned.role import LearnedRoleInterface, RoleResult, RoleState
 
 Answers = list[StepMetrics | NonfiniteBatch]
 Updates = Callable[[Sequence[RoleResult | None], bool], Answers]

@@ -14,7 +14,7 @@ from titan_rl.algorithms.arithmetic.implicit_rewards import OUTCOME_SUMS, outcom
 from titan_rl.data.types import OUTCOME_COLUMNS, Row
 from titan_rl.trainer.model.sharded_model import Columns
 from titan_rl.trainer.objective.preparation import as_array
-from titan_rl.trainer.roles.learned_role import LearnedRole
+from titan_rl.trainer.roles.learned.role import LearnedRole
 
 Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 

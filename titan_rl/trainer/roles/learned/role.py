@@ -2,7 +2,7 @@
 
     find (of all rows, before a step's first update of the policy) ─▶ ... advantages ... ─▶ learn (an update)
 
-It lives in the policy's processes and in their layout, or in processes of its own (learned_worker.py), and learns from
+It lives in the policy's processes and in their layout, or in processes of its own (worker.py), and learns from
 the policy's rows. Its state is part of the rank's: in snapshots and in checkpoints (there under its name). An update
 that is not finite is undone and reported before the policy's is made: so no batch with NaN or Inf is applied to either.
 One that learns first, before advantages are made, is undone when the policy cannot apply it.

@@ -10,7 +10,7 @@ from titan_rl.algorithms.arithmetic.values import VALUE_SUMS, explained_variance
 from titan_rl.data.types import Row
 from titan_rl.trainer.model.sharded_model import Columns
 from titan_rl.trainer.objective.preparation import as_array
-from titan_rl.trainer.roles.learned_role import LearnedRole
+from titan_rl.trainer.roles.learned.role import LearnedRole
 
 
 class Critic(LearnedRole):

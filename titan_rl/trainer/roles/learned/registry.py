@@ -8,12 +8,12 @@ from torchtitan.distributed import ParallelDims
 from titan_rl.algorithms.base import Needs
 from titan_rl.config.sections.schema import Config
 from titan_rl.trainer.model.sharded_model import ShardedModel
-from titan_rl.trainer.roles.bridge import Bridge
-from titan_rl.trainer.roles.critic import Critic
-from titan_rl.trainer.roles.drafter import Drafter
-from titan_rl.trainer.roles.implicit_reward import ImplicitReward
-from titan_rl.trainer.roles.learned_client import LearnedRoleClient
-from titan_rl.trainer.roles.learned_role import LearnedRole, LearnedRoleInterface
+from titan_rl.trainer.roles.learned.bridge import Bridge
+from titan_rl.trainer.roles.learned.client import LearnedRoleClient
+from titan_rl.trainer.roles.learned.critic import Critic
+from titan_rl.trainer.roles.learned.drafter import Drafter
+from titan_rl.trainer.roles.learned.implicit_reward import ImplicitReward
+from titan_rl.trainer.roles.learned.role import LearnedRole, LearnedRoleInterface
 from titan_rl.trainer.roles.names import learned_role
 from titan_rl.trainer.titan_config import TitanConfig
 

@@ -1,7 +1,7 @@
 """Rank of a learned role with its own processes, which takes part in every step.
 
 It is a trainer rank like the policy's: it pulls the step's rows itself, has snapshots and checkpoints (in a folder of
-its own), and is replaced the same way. The policy's ranks send it requests (learned_client.py).
+its own), and is replaced the same way. The policy's ranks send it requests (client.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ from titan_rl.trainer.distributed.ranks import is_first_of_rows, parallel_dims
 from titan_rl.trainer.model.sharded_model import make_sharded
 from titan_rl.trainer.objective.preparation import RowColumns
 from titan_rl.trainer.rank_interface import LearningModel, T, TrainerRank
-from titan_rl.trainer.roles.bridge import Bridge
 from titan_rl.trainer.roles.frozen_worker import dealt
-from titan_rl.trainer.roles.learned_client import Columns, Samples, samples_of
-from titan_rl.trainer.roles.learned_role import LearnedRole, RoleResult, RoleState
+from titan_rl.trainer.roles.learned.bridge import Bridge
+from titan_rl.trainer.roles.learned.client import Columns, Samples, samples_of
+from titan_rl.trainer.roles.learned.registry import LEARNED_ROLES
+from titan_rl.trainer.roles.learned.role import LearnedRole, RoleResult, RoleState
 from titan_rl.trainer.roles.names import learned_role, role_paths
-from titan_rl.trainer.roles.registry import LEARNED_ROLES
 from titan_rl.trainer.state.checkpoint_state import load_random, load_role, random_states, role_folder, role_state
 from titan_rl.trainer.titan_config import TitanConfig
 
