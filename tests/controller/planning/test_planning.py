@@ -184,10 +184,22 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys, name, key):
         (["fp8_tiny", "--lora.rank=8"], "adapters are not trained on layers in FP8"),
         (["calculator_tiny", "--algorithm.name=sdpo"], "is for tasks of one answer"),
         (["mopd_tiny", "--teacher.path=tiny"], "teacher.path = 'tiny'"),
+        (["shapes_tiny", "--checkpoint.export_quantization=fp8_per_channel"], "a vision tower (vision_config"),
     ],
 )
 def test_what_a_run_would_be_refused_for_is_planned_by_nobody(capsys, arguments, named):
     assert named in refused(capsys, *arguments)
+
+
+def test_an_image_that_cannot_be_read_is_named_with_its_row(tmp_path, capsys):
+    """After a thousand rows that can be, nobody would find it."""
+    row = {"prompt": "a", "answer": "b"}
+    rows = [row, row | {"image": "data:image/png;base64,AAAA"}, row | {"prompt": "c"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = 'name = "jsonl"\noptions = { file = "rows.jsonl", held_out_share = 0.3 }\n'
+    (tmp_path / "run.toml").write_text(f'model.path = "tiny-vision"\n[task]\n{task}')
+    line = refused(capsys, str(tmp_path / "run.toml"))
+    assert line == "titan-rl: rows.jsonl line 2: its image 1 is no image of PNG, JPEG, WEBP"
 
 
 # seconds

@@ -66,6 +66,13 @@ def test_rows_that_lack_an_answer_which_others_have_are_named(tmp_path):
     assert row_notices(rows_task(tmp_path, reward=zero), None) == []
 
 
+def test_rows_that_name_an_image_and_have_none_are_named(tmp_path):
+    """As where the column of images has another name."""
+    write(tmp_path, [{"prompt": f"<image> {n} ?", "picture": "data:", "answer": n} for n in range(2)])
+    [line] = row_notices(rows_task(tmp_path), None)
+    assert line in {f"<image> is text in 2 rows without 'images'; see questions.jsonl line {n}" for n in (1, 2)}
+
+
 def test_a_public_set_that_is_given_an_exact_match_is_named_with_its_usual_reward(tmp_path):
     rows = [{"prompt": f"what is {n} ?", "answer": str(n), "data_source": "openai/gsm8k"} for n in range(9)]
     write(tmp_path, [*rows, {"prompt": "so ?", "answer": "1", "data_source": "mine"}])

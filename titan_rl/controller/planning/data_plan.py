@@ -12,8 +12,7 @@ from titan_rl.config.sections.schema import MADE, MADE_MODELS, TASKS_OF_FILES, T
 from titan_rl.controller.preflight.checks import Checked, check_room, tokenizer_of, with_dataset
 from titan_rl.controller.preflight.data_checks import row_notices
 from titan_rl.data.rows.file_sources import locate_sources
-from titan_rl.environments.rollout.group import encode_prompt
-from titan_rl.environments.rollout.prompt_checks import place, training_prompts
+from titan_rl.environments.rollout.prompt_checks import encode_checked, place, training_prompts
 
 _MOST = 512
 """Prompts that are looked at."""
@@ -83,4 +82,4 @@ def _prompts(checked: Checked) -> list[tuple[str, int]]:
     """Places and tokens of the first prompts."""
     tokenizer, task = tokenizer_of(checked.config), checked.task
     prompts = islice(training_prompts(task, checked.config.run.seed, count=_MOST), _MOST)
-    return [(place(prompt), len(encode_prompt(task, tokenizer, prompt))) for prompt in prompts]
+    return [(place(prompt), len(encode_checked(task, tokenizer, prompt))) for prompt in prompts]

@@ -43,7 +43,7 @@ from titan_rl.controller.preflight.checks import (
     read_config,
     resolve,
 )
-from titan_rl.controller.preflight.engine_checks import check_decoding
+from titan_rl.controller.preflight.engine_checks import check_decoding, check_export
 from titan_rl.controller.preflight.ineffective_settings import check_read
 from titan_rl.controller.preflight.role_checks import check_roles
 from titan_rl.trainer.model.layout import check_products
@@ -115,6 +115,7 @@ def plan(
         hf = _hf(checked)
         check_read(checked.config, checked.algorithm, checked.titan, checked.task)
         check_together(checked.config, checked.titan)
+        check_export(checked.config, checked.algorithm, hf, on_cpu=machine is None)
         if not config.data.file:
             check_decoding(checked.config, checked.algorithm, hf)
         if shaped == config:  # all models are here

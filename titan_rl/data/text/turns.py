@@ -69,7 +69,10 @@ def encode_messages(
         tokens = np.asarray(encode_from_start(tokenizer, text), np.int32)
         processor = text_settings(tokenizer).images
         if num_images and IMAGE_MARK in messages:
-            raise ConfigError(f"its images stand where {IMAGE_MARK} does only with task.style = 'chat': set it")
+            raise ConfigError(
+                f"its images stand where {IMAGE_MARK} does only with task.style = 'chat': set it, or take "
+                f"{IMAGE_MARK} out of the text, which they then stand before"
+            )
         return processor.behind_images(tokens, num_images) if processor and num_images else tokens
     tools = _plain_tools(tokenizer, tools)
     plain_messages = messages if is_plain else _plain(tokenizer, messages)
@@ -90,8 +93,9 @@ def encode_shown(
     if (processor := text_settings(tokenizer).images) is None:
         raise ConfigError("it has images, and the model sees none: set model.path to a vision model's")
     tokens = encode_messages(tokenizer, messages, tools, num_images=len(images))
+    decoded = [_decoded(processor, *each) for each in enumerate(images, 1)]
     try:
-        return processor.expand(tokens, [_decoded(processor, *each) for each in enumerate(images, 1)])
+        return processor.expand(tokens, decoded)
     except ValueError as error:
         raise ConfigError(f"it {error}") from None
 

@@ -23,7 +23,7 @@ from titan_rl.data.rows.row_fields import names, shown
 from titan_rl.data.rows.row_files import ReadFile, read_raw_rows
 from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS
 from titan_rl.data.rows.splits import RowOrder, Split, places_of, question_of, row_order, split_by_file, split_by_share
-from titan_rl.data.text.messages import Message, message
+from titan_rl.data.text.messages import IMAGE_MARK, Message, message
 from titan_rl.data.types import Prompt
 from titan_rl.environments.interfaces.task import RewardParts, Size, Task
 from titan_rl.environments.interfaces.tool import Schema
@@ -99,7 +99,8 @@ class ListedTask(Task):
 
     @property
     def row_notices(self) -> Sequence[str]:
-        return _lacking_answer([*self._split.train, *self._split.held_out])
+        rows = [*self._split.train, *self._split.held_out]
+        return [*_lacking_answer(rows), *_lacking_images(rows)]
 
     @cached_property
     def _order(self) -> RowOrder:
@@ -332,6 +333,15 @@ def _lacking_answer(rows: Sequence[DataRow]) -> list[str]:
         return []
     count = f"{len(places)} rows have" if len(places) > 1 else "1 row has"
     return [f"{count} no 'answer', which others have; see {places[0]}"]
+
+
+def _lacking_images(rows: Sequence[DataRow]) -> list[str]:
+    """Line about rows that name an image, where they have none: the mark is then text."""
+    places = [row.place for row in rows if IMAGE_MARK in row.text and not row.images]
+    if not places:
+        return []
+    count = f"{len(places)} rows" if len(places) > 1 else "1 row"
+    return [f"{IMAGE_MARK} is text in {count} without 'images'; see {places[0]}"]
 
 
 def _prompt(name: str, row: DataRow) -> Prompt:
