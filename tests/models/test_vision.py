@@ -103,6 +103,27 @@ def test_packed_rows_with_images_agree_with_transformers(model, processor, share
     assert len(seen) == 9
 
 
+def test_a_checkpointed_tower_keeps_less_and_has_the_same_gradients(model, processor):
+    rows, found = packed(samples_of(processor)).rows[0], []
+    for mode in ("none", "full"):
+        learner, kept = learner_of(model[0], activation_checkpoint={"mode": mode}), 0
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            learner.forward_backward(rows)
+        gradients = {
+            name: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for name, p in learner.weights()
+        }
+        found.append((kept, {name: each for name, each in gradients.items() if ".tower." in name}))
+    (plain, of_plain), (kept, of_kept) = found
+    assert kept < plain / 2 and of_plain and of_plain.keys() == of_kept.keys()
+    assert all(torch.equal(of_kept[name], each) for name, each in of_plain.items())
+
+
 def test_the_tower_is_trained_and_comes_back_bit_for_bit(model, processor, tmp_path):
     learner = learner_of(model[0])
     learner.save_hf(tmp_path / "same", dtype="float32")

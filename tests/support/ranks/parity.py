@@ -14,8 +14,8 @@ TOLERANCE = 1e-4
 """Of the largest difference, as a part of the largest logit."""
 
 
-def learner_of(path) -> Learner:
-    config = load_config(None)
+def learner_of(path, **tables) -> Learner:
+    config = load_config(None, tables)
     return Learner(config, build_titan(config), path)
 
 

@@ -277,7 +277,18 @@ def activations(hf: PreTrainedConfig, training: TrainingConfig, is_kept: bool) -
     states = (getattr(hf, "layer_types", None) or []).count("linear_attention")
     if states:
         layers += training.seq_len * (states if is_kept else 1) * _recurrence(hf)  # made again for a layer at a time
+    if vision := getattr(hf, "vision_config", None):
+        layers += _of_images(vision, training, is_kept)
     return layers + 8 * hf.vocab_size * hf.hidden_size + 2**27
+
+
+def _of_images(vision: PreTrainedConfig, training: TrainingConfig, is_kept: bool) -> float:
+    """Bytes of a vision tower's activations of a row that is images throughout."""
+    patches = training.seq_len * vision.spatial_merge_size**2
+    block = 16 * vision.hidden_size + 3 * vision.intermediate_size
+    blocks = vision.depth * block if is_kept else vision.depth * vision.hidden_size + block  # made again one by one
+    merger = 5 * vision.hidden_size
+    return patches * (blocks + merger) * bytes_of(training.mixed_precision_param)
 
 
 def _recurrence(hf: PreTrainedConfig) -> float:

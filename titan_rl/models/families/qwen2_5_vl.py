@@ -60,6 +60,13 @@ class VisionTower(Module):
         return self.tower(images.patches, grid_thw=images.grid).pooler_output
 
 
+def recompute_tower(model: torch.nn.Module) -> None:
+    """Checkpoint the activations of a model's tower, if it has one; TorchTitan does it of the decoder's layers."""
+    for module in model.modules():
+        if isinstance(module, VisionTower):
+            module.tower.gradient_checkpointing_enable({"use_reentrant": False})
+
+
 class PackedQwen25VL(PackedDecoder, Llama3Model):
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3Model.Config):

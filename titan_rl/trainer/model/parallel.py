@@ -12,6 +12,7 @@ from torchtitan.protocols.module import Module
 
 from titan_rl.compat.torch.pipelining import stages_of
 from titan_rl.models.compiling import allow_graphs
+from titan_rl.models.families.qwen2_5_vl import recompute_tower
 from titan_rl.models.float8 import convert_to_float8
 from titan_rl.models.spec import apply_parallelism
 from titan_rl.models.weights.lora import skip_adapter_init
@@ -52,6 +53,8 @@ def parallel_model(
     else:
         parts = [spec.parallelize_fn(model, **common)]
     for part in parts:
+        if titan.activation_checkpoint is not None:
+            recompute_tower(part)
         for module in part.modules():
             if isinstance(module, FSDPModule):
                 _set_reduction(module, parallel_dims, device)

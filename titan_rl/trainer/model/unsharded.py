@@ -27,6 +27,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from titan_rl.compat.torch.tensors import own_buffers, own_parameters
 from titan_rl.compat.torchtitan.adapters import adapter_scaling, set_adapter_scaling
 from titan_rl.kernels.linear_logprob import Workspace, multiplies_wide
+from titan_rl.models.families.qwen2_5_vl import recompute_tower
 from titan_rl.models.layers.cpu_products import LeanLinear
 from titan_rl.models.layers.decoder import Float32Head
 from titan_rl.models.weights.lora import adapted_modules, skip_adapter_init
@@ -55,6 +56,7 @@ class UnshardedModel:
         skip_adapter_init(self.model)
         if titan.activation_checkpoint is not None:
             titan.activation_checkpoint.build(dump_folder=".").apply(self.model)
+            recompute_tower(self.model)
         self.model.train()
         self._pairs = list(zip(self.model.modules(), trained.modules(), strict=True))
         self._adapted = list(zip(adapted_modules([self.model]), adapted_modules([trained]), strict=True))
