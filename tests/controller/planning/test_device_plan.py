@@ -85,6 +85,16 @@ def test_roles_with_processes_of_their_own_have_gpus_of_their_own():
     assert whole["moments"] == trainer["moments"] + critic["moments"] and "moments" not in reference
 
 
+def test_a_draft_model_that_learns_is_trained_sent_and_fetched(tmp_path):
+    make_tiny(tmp_path, seed=1)
+    drafts = {"method": "draft_model"}
+    still = planned(EIGHT, generator={"speculative": drafts | {"model": str(tmp_path)}})
+    learns = planned(EIGHT, generator={"speculative": drafts}, drafter={"path": str(tmp_path)})
+    for place, reasons in ((0, ("weights", "moments", "weights to send")), (1, ("next weights",))):
+        before, after = (plan.needs[Seat(0, place)][0].bytes_by_reason for plan in (still, learns))
+        assert all(after[reason] == 2 * before[reason] for reason in reasons)
+
+
 def test_spares_wait_on_gpus_of_their_own():
     plan = planned(EIGHT, recovery={"warm_spares": 1})
     assert [need.process for need in plan.needs[Seat(0, 2)]] == ["generator spare"]

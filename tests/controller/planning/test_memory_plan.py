@@ -19,6 +19,7 @@ from titan_rl.controller.planning.memory_plan import (
 from titan_rl.controller.preflight.checks import check, read_config
 from titan_rl.controller.session import Session
 from titan_rl.data.types import Segment
+from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.layers.gated_delta_net import causal_convolution, gated_delta_rule, plan_recurrence
 from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.models.weights.shards import expected_shapes
@@ -45,6 +46,17 @@ def test_a_trainer_holds_its_state_and_a_copy(num_parameters):
     assert trainer["snapshots"] == 12 * num_parameters
     assert trainer["weights to send"] == 2 * 4 * num_parameters
     assert "snapshots" not in needs_of(recovery={"snapshot_every": 0})["trainer"]
+
+
+def test_a_draft_model_that_learns_is_trained_sent_and_fetched(num_parameters, tmp_path):
+    make_tiny(tmp_path, seed=1)
+    drafts = {"generator": {"speculative": {"method": "draft_model"}}}
+    still = needs_of(generator={"speculative": {"method": "draft_model", "model": str(tmp_path)}})
+    learns = needs_of(**drafts, drafter={"path": str(tmp_path)})
+    assert still["generators"]["draft model"] == 4 * num_parameters
+    assert learns["generators"]["draft model"] == 8 * num_parameters
+    for reason in ("weights", "moments", "weights to send"):
+        assert learns["trainer"][reason] == 2 * still["trainer"][reason], reason
 
 
 def test_shards_add_up_to_one_model_and_replicas_to_several(num_parameters):

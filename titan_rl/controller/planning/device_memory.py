@@ -76,7 +76,14 @@ def _gathered(size: Size, titan: TitanConfig, element: int, *, learns: bool) -> 
     return (whole * element / stages + gradients) / parallelism.tensor_parallel_degree
 
 
-def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig, draft: Size | None = None) -> Bytes:
+def engine_rank(
+    hf: PreTrainedConfig,
+    size: Size,
+    generator: GeneratorConfig,
+    draft: Size | None = None,
+    *,
+    draft_learns: bool = False,
+) -> Bytes:
     """Memory of an engine rank without KV cache: weights, next weights, activations. ``draft``: of a draft model."""
     element, ranks = bytes_of(generator.dtype), generator.tensor_parallel
     head = 4 * hf.vocab_size * hf.hidden_size if element < 4 else 0
@@ -88,7 +95,7 @@ def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig, dr
     drafting = {"draft model": draft.parameters * element / ranks} if draft else {}
     return drafting | {
         "weights": (size.around * element + (size.parameters - size.around) * of_layer) / ranks,
-        "next weights": size.parameters * element / ranks,
+        "next weights": (size.parameters + (draft.parameters if draft and draft_learns else 0)) * element / ranks,
         "head in fp32": head / ranks,
         "activations": GPU_STEP_TOKENS * width * element + logits,
         "libraries": _LIBRARIES["generator"] * GIB,

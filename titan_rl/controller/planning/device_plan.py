@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.hosts import HostsConfig, hosts_of
+from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.controller.planning.colocated_memory import PUT_ASIDE, held_at_turn, peak
 from titan_rl.controller.planning.device_memory import (
     Bytes,
@@ -30,7 +31,7 @@ from titan_rl.mesh.resources.devices import GENERATOR, TRAINER, Crew, Devices, D
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.models.spec import read_hf_config
-from titan_rl.trainer.roles.names import configured_paths, learned_role, needed_roles, own_learned
+from titan_rl.trainer.roles.names import DRAFTER, configured_paths, learned_role, needed_roles, own_learned
 from titan_rl.trainer.titan_config import TitanConfig, role_titan
 
 Who = tuple[str, int, int]
@@ -140,6 +141,10 @@ class Models:
         path = self.config.generator.speculative.model
         return [self.hf, *([read_hf_config(path, self.checked.family)] if path else [])]
 
+    def of_engine_rank(self, generator: GeneratorConfig) -> Bytes:
+        """A rank of an engine with these settings."""
+        return engine_rank(self.hf, self.policy, generator, self.draft, draft_learns=self.learned == DRAFTER)
+
     def titan_of(self, role: str) -> TitanConfig:
         return role_titan(self.config, role)
 
@@ -156,7 +161,9 @@ class Models:
         if self.learned and not self.own:
             needs = _sum(needs, trained_rank(self.size(self.learned), self.titan))
         if self.config.has_generators:
-            needs["weights to send"] = slots_of_rank(self.policy, self.titan, self.config.generator.dtype)
+            sent = [self.policy, *([self.size(DRAFTER)] if self.learned == DRAFTER else [])]
+            dtype = self.config.generator.dtype
+            needs["weights to send"] = sum(slots_of_rank(size, self.titan, dtype) for size in sent)
         return needs | passing_rank(self.hf, self.policy, self.titan, learns=True)
 
     def of_role(self, role: str) -> Bytes:
@@ -226,7 +233,7 @@ def _holds(models: Models, role: str) -> Bytes:
     if role == TRAINER:
         return models.of_trainer()
     if role == GENERATOR:
-        return engine_rank(models.hf, models.policy, models.config.generator, models.draft)
+        return models.of_engine_rank(models.config.generator)
     return models.of_role(role)
 
 

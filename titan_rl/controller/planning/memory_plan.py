@@ -177,7 +177,7 @@ def memory_needs(checked: Checked) -> list[Need]:
     needs = [_trainer(checked, hf, size)]
     if config.has_generators:
         drafting = config.generator.speculative.model
-        drafts = size_at(checked, drafting).parameters if drafting else 0
+        drafts = _learned_drafts(checked) + (size_at(checked, drafting).parameters if drafting else 0)
         needs.append(_generators(config, hf, size.parameters, drafts))
         needs.append(Need("verifiers", {"libraries": config.verifier.procs * LIBRARIES["verifier"] * GIB}))
     return [*needs, _controller(config, len(needs))]
@@ -193,8 +193,8 @@ def host_needs(checked: Checked) -> list[Need]:
         needs["snapshots"] = NUM_SLOTS * state
     others = _beside_the_trainer(config)
     if config.has_generators and config.mesh.transport not in ("auto", *ON_GPU):
-        weights = size.parameters * bytes_of(config.generator.dtype)
-        needs["weights to send"] = NUM_SLOTS * _sent(config, size)
+        weights = (size.parameters + _learned_drafts(checked)) * bytes_of(config.generator.dtype)
+        needs["weights to send"] = NUM_SLOTS * _sent(checked, size)
         others[0].bytes_by_reason["weights"] = config.generator.replicas * weights
     return [Need("trainer", needs), *others, _controller(config, 1 + len(others))]
 
@@ -213,9 +213,18 @@ def _controller(config: Config, num_kinds: int) -> Need:
     return Need("controller and servers", {"libraries": (LIBRARIES["controller"] + standbys) * GIB})
 
 
-def _sent(config: Config, size: Size) -> float:
-    """Bytes of a version."""
-    return size.trained * WEIGHT if config.sends_adapters else size.parameters * bytes_of(config.generator.dtype)
+def _sent(checked: Checked, size: Size) -> float:
+    """Bytes of a version. ``size``: of the policy."""
+    config = checked.config
+    if config.sends_adapters:
+        return size.trained * WEIGHT
+    return (size.parameters + _learned_drafts(checked)) * bytes_of(config.generator.dtype)
+
+
+def _learned_drafts(checked: Checked) -> int:
+    """Parameters of a draft model that learns."""
+    path = checked.config.drafter.path
+    return size_at(checked, path).parameters if path else 0
 
 
 def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
@@ -235,7 +244,7 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
     if config.checkpoint.every:
         needs["checkpoint being written"] = state
     if config.has_generators:
-        needs["weights to send"] = NUM_SLOTS * _sent(config, size)
+        needs["weights to send"] = NUM_SLOTS * _sent(checked, size)
     groups = titan.batch_degree * parallelism.context_parallel_degree
     gathers = training.mixed_precision_param != "float32" or groups > parallelism.data_parallel_replicate_degree
     if gathers and parallelism.fsdp_reshard_after_forward == "never":
@@ -304,7 +313,8 @@ def _recurrence(hf: PreTrainedConfig) -> float:
 
 
 def _generators(config: Config, hf: PreTrainedConfig, parameters: int, drafts: int) -> Need:
-    """An engine's weights, and what it reads the next ones into. ``drafts``: parameters of a draft model."""
+    """An engine's weights, and what it reads the next ones into. ``drafts``: parameters of a draft model, twice if
+    it learns."""
     generator, element = config.generator, bytes_of(config.generator.dtype)
     words = hf.vocab_size * hf.hidden_size
     head = 4 * words if element < 4 else 0

@@ -12,7 +12,6 @@ from math import ceil
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.controller.planning.device_memory import engine_rank
 from titan_rl.controller.planning.device_plan import DevicePlan, Machine, Models, plan_devices
 from titan_rl.controller.planning.forecast.rates import Rates
 from titan_rl.controller.planning.forecast.scenarios import Lengths, engine_of, scenario_of
@@ -124,7 +123,7 @@ def scenario(start: Scenario, choice: Choice, models: Models, machine: Machine) 
     )
     generator = replace(models.config.generator, tensor_parallel=choice.engine_ranks, max_num_seqs=choice.at_once)
     usable = generator.gpu_memory_utilization * machine.memory
-    room = usable - sum(engine_rank(models.hf, models.policy, generator, models.draft).values())
+    room = usable - sum(models.of_engine_rank(generator).values())
     engine = engine_of(models, generator, room, start.batch, start.rates.link)
     is_spread = machine.hosts > 1
     return replace(

@@ -1,8 +1,8 @@
 """Drafter: the draft model of speculative decoding, which learns what the policy writes.
 
-Its loss is the negative log-likelihood of the policy's own samples: up to a constant, the divergence of the policy's
-distribution from the draft's, by which few drafts are rejected (arXiv:2310.07177, section 3). Its weights are part of
-the policy's versions, so that engines always draft by those that learned beside what they check with.
+Its loss is the negative log-likelihood of the policy's own samples (arXiv:2310.07177): up to a constant, the divergence
+of the policy's distribution from the draft's, which bounds the share of drafts that is rejected. Its weights are part
+of the policy's versions, so that engines always draft by those that learned beside what they check with.
 
 Dimensions: S trained tokens of a row.
 """
