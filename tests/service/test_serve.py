@@ -260,12 +260,15 @@ def test_without_the_key_nothing_is_answered(served):
     [
         ("[lora]\nrank = 0\n", "set [lora] rank"),
         ("[lora]\nrank = 4\n[rollout]\ntemperature = 0.5\n", "clients choose their own"),
+        ("lora.rank = 4\ndrafter.path = 'there'\n", "no draft model learns what clients train"),
         ("[lora]\nrank = 4\n[generator]\nquantization = 'fp8_per_block'\n", "clients' losses do not weigh"),
     ],
 )
 def test_a_service_that_cannot_be_is_one_line_before_anything_starts(settings, words, tmp_path, capsys):
     from titan_rl.cli import main
+    from titan_rl.models.builtin.tiny import make_tiny
 
     (tmp_path / "serve.toml").write_text(settings)
+    make_tiny(tmp_path / "there", seed=1, num_layers=1)
     assert main(["serve", str(tmp_path / "serve.toml"), "--run.dir", str(tmp_path / "run")]) == EXIT_USER
     assert words in capsys.readouterr().err and not (tmp_path / "run").exists()

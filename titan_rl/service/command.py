@@ -84,6 +84,11 @@ def _check(config: Config) -> None:
     if config.generator.is_quantized:
         setting = f"generator.quantization = {config.generator.quantization!r}"
         raise ConfigError(f"{setting}: clients' losses do not weigh what FP8 engines sample; leave it out")
+    if config.drafter.path:
+        raise ConfigError(
+            f"drafter.path = {config.drafter.path!r}: no draft model learns what clients train; give it as "
+            f"generator.speculative.model"
+        )
     if config.hosts.is_on:
         raise ConfigError("serve is for this machine: leave [hosts] out")
 
