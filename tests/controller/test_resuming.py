@@ -134,6 +134,21 @@ def test_neither_does_the_number_of_steps_that_a_learning_rate_decays_over(run, 
         assert resuming.first_change(independent, independent | after) == ""
 
 
+@pytest.mark.parametrize("role", ["critic", "drafter"])
+def test_another_directory_of_a_model_whose_weights_a_checkpoint_has_is_refused(run, monkeypatch, tmp_path, role):
+    """It would never be read. The same directory may have moved."""
+    run_dir, before, holds = run(LAST), {f"{role}.path": str(tmp_path)}, {role}
+    checked = resolve(made_run.config_of(run_dir.root))
+    monkeypatch.setattr(resuming, "learned_roles", lambda config, needs: [role])
+    monkeypatch.setattr(resuming, "holds_role", lambda checkpoint, name: name in holds)
+    with pytest.raises(ConfigError, match=f'{role}.path = "b" is not what .* has the weights of the {role}'):
+        resuming._check_learned(run_dir, checked, before, {f"{role}.path": "b"})
+    resuming._check_learned(run_dir, checked, before, before)
+    resuming._check_learned(run_dir, checked, {f"{role}.path": "gone"}, {f"{role}.path": "b"})
+    holds.clear()
+    resuming._check_learned(run_dir, checked, before, {f"{role}.path": "b"})
+
+
 @pytest.mark.parametrize("role", ["reference", "teacher"])
 def test_neither_does_a_role_that_they_were_compared_with(run, role):
     run_dir, before = run(0), {f"{role}.path": "a", f"{role}.placement": "own"}

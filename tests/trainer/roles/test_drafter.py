@@ -6,7 +6,9 @@ import torch
 from batches import batch_of
 
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.controller.preflight.checks import check
+from titan_rl.controller.interactive.change_settings import _check_roles
+from titan_rl.controller.preflight.checks import check, resolve
+from titan_rl.controller.preflight.live_settings import Effect, effects_of
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.mesh.channel import plan
 from titan_rl.models.builtin.tiny import make_tiny
@@ -68,6 +70,13 @@ def test_a_version_has_its_tensors_under_names_of_their_own(models):
     assert {name.removeprefix("drafter.") for name in drafts} < {shard.name for shard in learner.shards()}
 
 
+def test_settings_of_a_run_with_it_change_between_two_steps(models):
+    path = {"path": str(models / "draft")}
+    checked = resolve(load_config(None, DRAFTS | {"drafter": path}))
+    _check_roles(checked, load_config(None, DRAFTS | {"drafter": path | {"optimizer": {"lr": 1e-4}}}), "drafter")
+    assert effects_of("drafter.optimizer.lr", on_data=False) == {Effect.TRAINER}
+
+
 def test_a_batch_that_is_not_finite_moves_neither(models):
     learner = learner_of(models, drafter={})
     before = [tensor.clone() for tensor in learner.learned._state()], policy_of(learner)
@@ -91,7 +100,7 @@ def test_a_batch_that_is_not_finite_moves_neither(models):
             "drafter.path = '{draft}': [drafter] has no effect: it is of generator.speculative.method = 'draft_model'",
         ),
         ({"generator": {"speculative": {"method": "draft_model", "model": "other"}}}, "leave the latter out"),
-        ({"algorithm": {"name": "ppo"}}, "algorithm.name = 'ppo' has a critic, and one model learns beside"),
+        ({"algorithm": {"name": "ppo"}}, "needs a model that learns, too (critic), and one"),
         ({"lora": {"rank": 4, "sync": "adapter"}}, "generators are sent adapters alone; set lora.sync = 'merged'"),
         ({"drafter": {"optimizer": {"name": "none"}}}, "drafter.optimizer.name"),
     ],

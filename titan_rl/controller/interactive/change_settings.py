@@ -24,7 +24,7 @@ from titan_rl.controller.preflight.setting_changes import Change, record_changes
 from titan_rl.controller.recovery.checkpointing import SaveError
 from titan_rl.controller.session import Session
 
-_ROLES = ("reference", "critic", "implicit_reward", "drafter", "reward_model", "teacher", "self_teacher")
+_ROLES = ("reference", "critic", "implicit_reward", "reward_model", "teacher", "self_teacher")
 
 
 async def change(session: Session, overrides: dict[str, dict[str, Any]]) -> list[Change]:

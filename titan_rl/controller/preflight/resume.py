@@ -25,8 +25,8 @@ from titan_rl.records.ledger.ledger import last_trained_step
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
 from titan_rl.trainer.model.layout import experts_of
-from titan_rl.trainer.roles.names import LEARNED, MAY_BE_OWN
-from titan_rl.trainer.state.checkpoint_state import role_folder
+from titan_rl.trainer.roles.names import LEARNED, MAY_BE_OWN, learned_roles
+from titan_rl.trainer.state.checkpoint_state import holds_role, role_folder
 from titan_rl.trainer.state.plain_state import state_flaw
 
 _ALWAYS, _BY_CHECKSUM, _WHILE_REDOING, _NUMERIC, _FREE = range(5)
@@ -112,6 +112,7 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
     check_own_models(run_dir, config, checked.family)
     if checkpoint is not None:
         check_resumed(config, checked.algorithm, run_dir, recorded_settings)
+        _check_learned(run_dir, checked, recorded_settings, settings)
     return recorded if first_change(recorded_settings, settings) else 0
 
 
@@ -133,6 +134,20 @@ def check_readable(checkpoint: Path) -> None:
     folders = {role_folder(checkpoint, role) for role in LEARNED} | {checkpoint}
     if flaw := next((flaw for folder in folders if (flaw := state_flaw(folder))), None):
         raise ConfigError(f"checkpoint {checkpoint} cannot be trusted: {flaw}; remove it, or leave the run alone")
+
+
+def _check_learned(run_dir: RunDir, checked: Checked, recorded: Settings, settings: Settings) -> None:
+    """Errors: ConfigError for another directory of a model whose weights the checkpoint has; one may have moved."""
+    newest = _folder(run_dir, checked.config).newest_complete()
+    assert newest is not None, "there is a checkpoint"
+    for role in learned_roles(checked.config, checked.algorithm.needs):
+        key = f"{role}.path"
+        before, now = recorded.get(key, ""), settings[key]
+        if before != now and (not before or Path(before).exists()) and holds_role(newest[0], role):
+            raise ConfigError(
+                f"{key} = {_shown(now)} is not what {run_dir.root} was begun with, {_shown(before)}, and its "
+                f"checkpoint has the weights of the {role}: give that, or leave --resume out and give another --run.dir"
+            )
 
 
 def _trained(run_dir: RunDir, checkpoint: int) -> int:

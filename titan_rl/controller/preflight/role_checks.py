@@ -48,8 +48,9 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None, tas
     learned = learned_roles(config, algorithm.needs)
     if len(learned) > 1:
         raise ConfigError(
-            f"drafter.path = {config.drafter.path!r}: algorithm.name = {config.algorithm.name!r} has a {learned[0]}, "
-            f"and one model learns beside the policy: leave it out, or take another algorithm"
+            f"drafter.path = {config.drafter.path!r}: algorithm.name = {config.algorithm.name!r} needs a model "
+            f"that learns, too ({learned[0]}), and one model learns beside the policy: leave it out, or take another "
+            f"algorithm"
         )
     for role in learned:
         _check_learned(config, role, family)
@@ -223,7 +224,8 @@ def check_draft_model(
     settings = config.generator.speculative
     if settings.method != "draft_model" or not settings.model:
         return None
-    setting = f"generator.speculative.model = {settings.model!r}"
+    key = "drafter.path" if config.drafter.path else "generator.speculative.model"
+    setting = f"{key} = {settings.model!r}"
     try:
         draft = read_hf_config(settings.model, family)
         check_generator_layout(draft, config.generator.tensor_parallel, on_cpu=on_cpu)
@@ -243,7 +245,7 @@ def check_draft_model(
         )
     if "linear_attention" in (getattr(draft, "layer_types", None) or ()):
         raise ConfigError(f"{setting}: its states of linear attention cannot go back over a draft; take another model")
-    _check_tokens(config, policy, draft, "draft model", "generator.speculative.model", settings.model)
+    _check_tokens(config, policy, draft, "draft model", key, settings.model)
     return draft
 
 

@@ -170,13 +170,18 @@ def load_role(name: str, role: "LearningModel", checkpoint: Path) -> bool:
     """Load a learned role, whatever its placement was; returns whether the checkpoint has it.
 
     All ranks call it. Errors: StateError."""
-    folder = role_folder(checkpoint, name)
-    if not any(key.startswith(f"{name}.") for key in read_metadata(folder).state_dict_metadata):
-        return False  # the run went on with an algorithm that had none
-    state = role_state(name, role)
+    if not holds_role(checkpoint, name):
+        return False
+    folder, state = role_folder(checkpoint, name), role_state(name, role)
     load_state(state, folder)
     load_optimizer(role.optimizer, role.scheduler, state[name])
     return True
+
+
+def holds_role(checkpoint: Path, name: str) -> bool:
+    """Whether a checkpoint has a learned role; without it the run had none until then. Errors: StateError."""
+    keys = read_metadata(role_folder(checkpoint, name)).state_dict_metadata
+    return any(key.startswith(f"{name}.") for key in keys)
 
 
 def role_folder(checkpoint: Path, name: str) -> Path:
