@@ -386,12 +386,12 @@ def _with_directories(config: Config) -> Config:
         config = replace(config, model=_found(config, "model", is_chat=is_chat))
     if config.reward_model.path:
         config = replace(config, reward_model=_reward_model(config.reward_model, config.run.plugin_path))
+    roles = ("reference", "teacher", "critic", "implicit_reward", "drafter")
+    config = replace(config, **{role: _found(config, role) for role in roles if getattr(config, role).path})
     drafts = config.generator.speculative
     if drafts.model:
         found = _directory(config, "generator.speculative.model", drafts.model)
         config = replace(config, generator=replace(config.generator, speculative=replace(drafts, model=found)))
-    roles = ("reference", "teacher", "critic", "implicit_reward", "drafter")
-    config = replace(config, **{role: _found(config, role) for role in roles if getattr(config, role).path})
     if not config.teacher.by_task:
         return config
     paths = config.teacher.by_task

@@ -70,6 +70,11 @@ def test_a_version_has_its_tensors_under_names_of_their_own(models):
     assert {name.removeprefix("drafter.") for name in drafts} < {shard.name for shard in learner.shards()}
 
 
+def test_a_directory_that_is_not_there_is_named_by_the_setting_that_was_given():
+    with pytest.raises(ConfigError, match="^drafter.path = 'nowhere'"):
+        load_config(None, DRAFTS | {"drafter": {"path": "nowhere"}})
+
+
 def test_settings_of_a_run_with_it_change_between_two_steps(models):
     path = {"path": str(models / "draft")}
     checked = resolve(load_config(None, DRAFTS | {"drafter": path}))

@@ -32,7 +32,7 @@ class CustomStep:
         if settings.updates_per_batch > 1:
             raise ConfigError(f"{only} algorithm.updates_per_batch = {settings.updates_per_batch}")
         if (role := learned_role(session.config, session.checked.algorithm.needs)) is not None:
-            raise ConfigError(f"{only} a {role} learns beside it: leave it out, or take step()")
+            raise ConfigError(f"{only} the {role} learns beside it: leave that out, or take step()")
         self.controller: Controller = session.controller
         self._timer = PhaseTimer()
         self._collected: Collected | None = None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from titan_rl.config.sections.schema import Config
-from titan_rl.trainer.roles.names import MAY_BE_OWN
+from titan_rl.trainer.roles.names import MAY_BE_OWN, SCORING
 
 PHASES = ("generating", "training", "publishing", "saving")
 """What a run's ``phase`` file says, from its first step on."""
@@ -58,7 +58,7 @@ WAYS = {
 """SIGKILL, SIGSTOP, an exit with code 0, an exception."""
 
 
-OF_TRAINER = ("trainer", "critic", "implicit_reward")
+OF_TRAINER = ("trainer", *SCORING)
 """Kinds whose ranks are put aside, written into checkpoints and repaired together."""
 BELOW_VERIFIERS = ("scorer", "reward_model")
 """Kinds of which each verifier has a process, started anew by itself and without an event."""

@@ -15,12 +15,14 @@ TEACHER_MASK = "teacher_mask_S"
 WORDS = "teacher_words_SK"
 """The column, int64 [S, K], of the teacher's likeliest words."""
 
-LEARNED = ("critic", "implicit_reward", "drafter")
-"""Roles that learn beside the policy (trainer/roles/learned/role.py), which are sections of the TOML, too."""
-MAY_BE_OWN = (*FROZEN, "critic", "implicit_reward")
-"""Roles that may have processes of their own."""
+SCORING = ("critic", "implicit_reward")
+"""Roles that learn, by the algorithm's needs, and whose outputs are part of the policy's advantages."""
 DRAFTER = "drafter"
 """The engines' draft model, which no algorithm asks for: it learns where the run names its directory."""
+LEARNED = (*SCORING, DRAFTER)
+"""Roles that learn beside the policy (trainer/roles/learned/role.py), which are sections of the TOML, too."""
+MAY_BE_OWN = (*FROZEN, *SCORING)
+"""Roles that may have processes of their own."""
 BASE = "base model"
 """Name of a LoRA policy's frozen weights, beside the names of roles."""
 
@@ -47,7 +49,7 @@ def role_paths(config: Config, role: str, model_path: str | Path, initial_policy
 
 def learned_roles(config: Config, needs: Needs) -> list[str]:
     """Learned roles that a run asks for, of which it can have one (controller/preflight/role_checks.py)."""
-    return [role for role in LEARNED if (config.drafter.path if role == DRAFTER else getattr(needs, role))]
+    return [role for role in SCORING if getattr(needs, role)] + ([DRAFTER] if config.drafter.path else [])
 
 
 def learned_role(config: Config, needs: Needs) -> str | None:
