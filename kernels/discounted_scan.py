@@ -106,7 +106,7 @@ def _triton_scan(
     return sums_T, returns_T
 
 
-_BLOCK = 16 if os.environ.get("TRITON_INTERPRET") == "1" else 4096
+_BLOCK = 16 if os.environ.get("TRITON_INTERPRET") == "1" else 2048
 
 if TYPE_CHECKING or triton is not None:
 

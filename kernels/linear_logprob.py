@@ -652,6 +652,7 @@ def _triton_statistics(
         HAS_BIAS=bias_V is not None,
         HAS_CAP=head.soft_cap is not None,
         HAS_MASK=mask_SB is not None,
+        **_blocks("statistics", hidden_SD),
     )
     max_NS, total_NS, expected_NS, target_logit_NS = parts_4NS
     max_S = max_NS.amax(0)
@@ -676,29 +677,38 @@ def _triton_gradient_tile(
         HAS_CAP=head.soft_cap is not None,
         HAS_ENTROPY=has_entropy,
         HAS_MASK=tokens.mask_SB is not None,
+        **_blocks("gradient", hidden_SD),
     )
     return grad_SV
 
 
-_is_tuned = True
+_LARGE = {
+    "statistics": {"BLOCK_S": 128, "BLOCK_V": 128, "BLOCK_D": 64, "num_warps": 8, "num_stages": 4},
+    "gradient": {"BLOCK_S": 128, "BLOCK_V": 256, "BLOCK_D": 64, "num_warps": 8, "num_stages": 3},
+}
+"""Tiles for 16-bit inputs. Of eleven on an H200, within 7 % of the fastest at all sizes; one that is faster for the
+statistics takes ptxas 20 seconds (LOG.md)."""
+_LARGE_BYTES = 144 << 10
+"""Shared memory of a block that these need: A100 and later data-center GPUs have it."""
+_SMALL = {"BLOCK_S": 128, "BLOCK_V": 128, "BLOCK_D": 64, "num_warps": 4, "num_stages": 3}
+_FP32 = {"BLOCK_S": 64, "BLOCK_V": 64, "BLOCK_D": 32, "num_warps": 4, "num_stages": 3}
+_FOR_INTERPRETER = {"BLOCK_S": 16, "BLOCK_V": 64, "BLOCK_D": 64}
 
 
-def tune_by_the_clock(yes: bool) -> None:
-    """Select autotuning by time, or one fixed tile for every GPU.
+def _blocks(kernel: Literal["statistics", "gradient"], hidden_SD: torch.Tensor) -> dict[str, Any]:
+    """The kernel's tile, by the GPU and the inputs' dtype. It is chosen without the clock, so that sums are added up in
+    one order, and nothing is compiled that is not used."""
+    if _INTERPRETED:
+        return _FOR_INTERPRETER
+    if hidden_SD.element_size() != 2:
+        return _FP32
+    return _LARGE[kernel] if _shared_bytes(hidden_SD.device) >= _LARGE_BYTES else _SMALL
 
-    Autotuned tiles may differ between processes, and so the order of additions."""
-    global _is_tuned
-    if yes != _is_tuned and triton is not None:
-        for kernel in (_statistics_kernel, _gradient_kernel):
-            kernel.cache.clear()
-    _is_tuned = yes
 
-
-def _fixed_config(configs: "list[triton.Config]", element_size: int) -> "triton.Config":
-    """``element_size``: of the inputs, in bytes."""
-    tile = (128, 128, 64) if element_size == 2 else (64, 64, 32)
-    fitting = (c for c in configs if tuple(c.kwargs[f"BLOCK_{name}"] for name in "SVD") == tile)
-    return next(fitting, configs[-1])
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    """Of a block of threads, at most."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
@@ -708,21 +718,6 @@ def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 if TYPE_CHECKING or triton is not None:
     # the interpreter multiplies bfloat16 as if its bits were integers; in fp32 the products are the same
     _WIDEN, _MASKED = tl.constexpr(_INTERPRETED), tl.constexpr(_LEFT_OUT)
-
-    if _INTERPRETED:
-        _CONFIGS = [triton.Config({"BLOCK_S": 16, "BLOCK_V": 64, "BLOCK_D": 64})]
-    else:
-        _CONFIGS = [
-            triton.Config({"BLOCK_S": s, "BLOCK_V": v, "BLOCK_D": d}, num_warps=warps, num_stages=stages)
-            for s, v, d, warps, stages in [
-                *((128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4)),
-                *((128, 128, 64, 8, 4), (128, 128, 128, 8, 3), (128, 128, 64, 4, 3), (64, 256, 64, 8, 4)),
-                *((64, 128, 64, 4, 4), (32, 128, 64, 4, 4), (64, 64, 32, 4, 3)),
-            ]
-        ]
-
-    def _configs_to_try(configs: "list[triton.Config]", arguments: dict[str, Any], **_: Any) -> "list[triton.Config]":
-        return configs if _is_tuned else [_fixed_config(configs, arguments["hidden"].element_size())]
 
     @triton.jit
     def _logits_tile(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
@@ -776,7 +771,6 @@ if TYPE_CHECKING or triton is not None:
 
     _even_D = {"EVEN_D": lambda arguments: arguments["D"] % arguments["BLOCK_D"] == 0}
 
-    @triton.autotune(_CONFIGS, key=["V", "D"], prune_configs_by={"early_config_prune": _configs_to_try})
     @triton.heuristics(_even_D)
     @triton.jit
     def _statistics_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
@@ -867,7 +861,6 @@ if TYPE_CHECKING or triton is not None:
         tl.store(out + 2 * part, expected_S, mask=is_row_S)
         tl.store(out + 3 * part, target_logit_S, mask=is_row_S)
 
-    @triton.autotune(_CONFIGS, key=["V", "D"], prune_configs_by={"early_config_prune": _configs_to_try})
     @triton.heuristics(_even_D)
     @triton.jit
     def _gradient_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)

@@ -13,6 +13,10 @@ _DOORS = {"launch": _LAUNCH, "connect": _LAUNCH, "ConfigError": "titan_rl.config
 # Monarch reads this once, when it is imported, and has no setting for it: how soon its supervision notices a fault.
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
 
+# Whether there is a GPU is asked of the management library, as vLLM does: torch's own way would initialize CUDA,
+# which a forked process cannot use then, and would take memory of the GPU in every command.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 # transformers imports torchao wherever it is installed, which warns of each of its kernels that this build of torch
 # cannot load, and torch of two of its types: eight lines for each command on a CPU.
 _LEFT_OUT = {"torchao": ("Failed to load ",), "torch.utils._pytree": ("KernelPreference", "ScaleCalculationMode")}

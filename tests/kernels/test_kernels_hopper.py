@@ -1,7 +1,7 @@
-"""Every kernel in every form that a launch or the tuner may choose compiles for Hopper, without a GPU.
+"""Every kernel in every form that a launch may choose compiles for its GPUs, without one.
 
-test_kernels_room.py compiles each kernel as it is launched as a rule; here are the tuner's candidates, the choice in
-their place (trainer/model/determinism.py), and the losses' settings.
+test_kernels_room.py compiles each kernel as it is launched as a rule; here are linear_logprob's tiles, and the losses'
+settings.
 """
 
 import importlib
@@ -19,8 +19,8 @@ from triton.runtime.jit import JITFunction
 
 from titan_rl.kernels import linear_logprob, policy_loss
 
-HOPPER, AMPERE = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 80, 32)
-SHARED = {90: 227 << 10, 80: 163 << 10}
+HOPPER, AMPERE, ADA = (GPUTarget("cuda", capability, 32) for capability in (90, 80, 89))
+SHARED = {90: 227 << 10, 80: 163 << 10, 89: 99 << 10}
 """Bytes that a program may have."""
 BUNDLED = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 PTXAS = os.environ.get("TRITON_PTXAS_PATH") or (BUNDLED.exists() and str(BUNDLED)) or shutil.which("ptxas")
@@ -28,7 +28,7 @@ needs_ptxas = pytest.mark.skipif(not PTXAS, reason="this triton comes without pt
 
 
 def function_of(kernel) -> JITFunction:
-    """Within a tuner and a heuristic."""
+    """Within a heuristic."""
     while not isinstance(kernel, JITFunction):
         kernel = kernel.fn
     return kernel
@@ -53,40 +53,26 @@ def test_every_kernel_is_compiled():
     assert there and there <= covered
 
 
-TUNED = ("_statistics_kernel", "_gradient_kernel")
-
-
-def of_config(config, dtype: str, **more) -> tuple[dict, dict]:
-    without = dict.fromkeys(("HAS_BIAS", "HAS_CAP", "HAS_MASK"), False) | dict.fromkeys(("bias", "mask"))
-    constants = config.kwargs | {"EVEN_D": True} | without | more
-    return constants, room.TYPES | dict.fromkeys(("hidden", "weight", "grad"), dtype)
-
-
-@needs_ptxas
-@pytest.mark.confirms
-@pytest.mark.parametrize("name", TUNED)
-@pytest.mark.parametrize("config", linear_logprob._CONFIGS, ids=lambda c: "x".join(map(str, c.kwargs.values())))
-def test_every_candidate_of_the_tuner(name, config):
-    more = {"HAS_ENTROPY": False} if name == "_gradient_kernel" else {}
-    constants, types = of_config(config, "*bf16", **more)
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    made = compiled(getattr(linear_logprob, name), constants, types=types, **options)
-    assert made.asm["cubin"] and made.metadata.shared <= SHARED[90]
-    assert ("wgmma.mma_async" in made.asm["ptx"]) == (config.kwargs["BLOCK_S"] >= 64)
+TILES = [
+    *[(kernel, "*bf16", tile, target) for kernel, tile in linear_logprob._LARGE.items() for target in (HOPPER, AMPERE)],
+    *[(kernel, "*bf16", linear_logprob._SMALL, ADA) for kernel in linear_logprob._LARGE],
+    *[(kernel, "*fp32", linear_logprob._FP32, ADA) for kernel in linear_logprob._LARGE],
+]
 
 
 @needs_ptxas
-@pytest.mark.parametrize("name", TUNED)
-@pytest.mark.parametrize("dtype", ["*bf16", "*fp32"])
-@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
-def test_the_choice_in_the_tuners_place_fits(name, dtype, target):
-    config = linear_logprob._fixed_config(linear_logprob._CONFIGS, 4 if dtype == "*fp32" else 2)
-    more = {"HAS_ENTROPY": True} if name == "_gradient_kernel" else {}
-    constants, types = of_config(config, dtype, HAS_BIAS=True, HAS_CAP=True, HAS_MASK=True, **more)
-    del constants["bias"], constants["mask"]
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    made = compiled(getattr(linear_logprob, name), constants, target, types, **options)
+@pytest.mark.parametrize(("kernel", "dtype", "tile", "target"), TILES)
+def test_each_tile_fits_its_gpus(kernel, dtype, tile, target):
+    options = {name: tile[name] for name in ("num_warps", "num_stages")}
+    constants = {name: size for name, size in tile.items() if name not in options}
+    constants |= dict.fromkeys(("EVEN_D", "HAS_BIAS", "HAS_CAP", "HAS_MASK"), True)
+    if kernel == "gradient":
+        constants["HAS_ENTROPY"] = True
+    types = room.TYPES | dict.fromkeys(("hidden", "weight", "grad"), dtype)
+    made = compiled(getattr(linear_logprob, f"_{kernel}_kernel"), constants, target, types, **options)
     assert made.asm["cubin"] and made.metadata.shared <= SHARED[target.arch]
+    if dtype == "*bf16" and target == HOPPER:
+        assert "wgmma.mma_async" in made.asm["ptx"] and made.metadata.shared <= linear_logprob._LARGE_BYTES
 
 
 KINDS, ESTIMATORS = ("clip", "dual", "cispo"), ("k1", "k2", "k3", "k3_unbiased")

@@ -30,6 +30,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
 from titan_rl.compat.vllm.admission import CacheRecorder, cache_shape
 from titan_rl.compat.vllm.engine import check_counts, num_generated, scheduler_of
+from titan_rl.compat.vllm.loading import inspect_models_here
 from titan_rl.compat.vllm.routing import RouteRecorder, routed_experts
 from titan_rl.compat.vllm.sampling import give_tokenizer, keep_masks
 from titan_rl.compat.vllm.speculation import DraftRecorder, replace_functions
@@ -237,6 +238,7 @@ class GenerationEngine:
     def _start_engine(self) -> LLMEngine:
         size = self._config.tensor_parallel
         guard_gloo()
+        inspect_models_here()
         if self._config.speculative.method != "none":
             # numba, which looks for drafts, else takes a semaphore in /dev/shm, which a killed process leaves there
             multiprocessing.set_start_method("spawn", force=True)

@@ -53,6 +53,7 @@ def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) 
         stop_token_ids=stop_token_ids if stop_tokens is None else list(stop_tokens),
         ignore_eos=stop_tokens is not None,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # these are one request's, and a deep copy costs a tenth of an engine's work for short answers
     )
 
 

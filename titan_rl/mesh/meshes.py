@@ -171,7 +171,7 @@ class Meshes:
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
         self.stragglers, self.record = Stragglers(), StepRecord()
         self._background = BackgroundTasks()
-        self.log, self._on_cpu = log, on_cpu
+        self.log = log
         self._scratch = scratch = make_scratch()
         self._remove_scratch = weakref.finalize(self, remove_scratch, scratch)
         threads = share_cores(
@@ -308,7 +308,7 @@ class Meshes:
         mesh = self.config.mesh
         is_ours = mesh.launcher == "local" or not mesh.worker_loops
         is_plain = FORK_SERVERS in os.environ or not os.environ.get("LD_PRELOAD")
-        return mesh.fork_servers and self._on_cpu and is_ours and is_plain
+        return mesh.fork_servers and is_ours and is_plain
 
     def _configure_monarch(self) -> None:
         if self._remote is not None:

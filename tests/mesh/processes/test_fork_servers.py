@@ -128,7 +128,7 @@ def test_what_is_not_wanted_at_once_is_imported_when_it_is_first_asked_for(tmp_p
     program = """if True:
         import socket, sys
         from titan_rl.mesh.forking import fork_server
-        fork_server.import_shared = lambda: None
+        fork_server.import_shared, fork_server.sees_gpu = lambda: None, lambda: False
         fork_server.import_all = lambda kind: print(kind, flush=True)
         kinds = dict(argument.split("=") for argument in sys.argv[1:])
         fork_server._serve({kind: socket.socket(fileno=int(n)) for kind, n in kinds.items()}, ["trainer"])
@@ -225,7 +225,7 @@ def test_what_libraries_read_when_they_are_imported_is_there_then():
         "generator": placement.generator_environment(threads, on_cpu=True),
         "verifier": placement.verifier_environment(),
     }.items():
-        at_import = placement.fork_environment() | placement.import_environment(kind)
+        at_import = placement.fork_environment() | placement.import_environment(kind, on_cpu=True)
         assert environment.items() - at_import.items() <= {("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])}, kind
 
 

@@ -13,6 +13,7 @@ from titan_rl.compat.torch.tensors import non_persistent_buffers
 _RELOAD = "vllm.model_executor.model_loader.reload"
 _INFO = f"{_RELOAD}.types:LayerReloadingInfo"
 REACHES = (
+    Reach("vllm.model_executor.models.registry:_run_in_subprocess", "look at a model's class in the engine's process"),
     Reach("vllm.model_executor.model_loader:_LOAD_FORMAT_TO_MODEL_LOADER", "register a loader once"),
     Reach(
         "vllm.model_executor.model_loader.default_loader:DefaultModelLoader._prepare_weights",
@@ -35,6 +36,7 @@ REACHES = (
 )
 VLLM.require(REACHES)
 
+import vllm.model_executor.models.registry as registry
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
 from vllm.model_executor.model_loader.reload.layerwise import (
     _get_original_loader,
@@ -44,6 +46,13 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 from vllm.model_executor.model_loader.reload.meta import materialize_layer, restore_layer_on_meta
 from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
+
+
+def inspect_models_here() -> None:
+    """Have vLLM look at a model's class in this process, which loads it anyway, and not in one with imports of its own.
+
+    That one keeps CUDA uninitialized in a process which forks engines; none is forked from an engine's."""
+    registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def has_load_format(name: str) -> bool:

@@ -12,6 +12,7 @@ from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.controller.planning.memory_plan import GIB, GRADIENT, MOMENTS, WEIGHT, Size, activations, bytes_of
 from titan_rl.controller.preflight.engine_checks import cache_bytes
 from titan_rl.mesh.channel.memory.region import NUM_SLOTS
+from titan_rl.trainer.model.unsharded import can_be_unsharded
 from titan_rl.trainer.titan_config import TitanConfig
 
 _LIBRARIES = {"trainer": 1.5, "generator": 2.5}
@@ -70,7 +71,8 @@ def _gathered(size: Size, titan: TitanConfig, element: int, *, learns: bool) -> 
     their gradients in both forms before they are added up over the ranks."""
     parallelism = titan.parallelism
     two_layers = 2 * (size.layer + size.experts / parallelism.expert_parallel_degree) + size.around
-    whole = size.parameters if parallelism.fsdp_reshard_after_forward == "never" else two_layers
+    is_whole = parallelism.fsdp_reshard_after_forward == "never" or can_be_unsharded(titan, "cuda")
+    whole = size.parameters if is_whole else two_layers
     gradients = two_layers * (element + GRADIENT) if learns else 0
     stages = parallelism.pipeline_parallel_degree if parallelism.fsdp_reshard_after_forward == "never" else 1
     return (whole * element / stages + gradients) / parallelism.tensor_parallel_degree

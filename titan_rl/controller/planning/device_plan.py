@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-import torch
 from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
@@ -28,7 +27,7 @@ from titan_rl.controller.planning.device_memory import (
 from titan_rl.controller.planning.memory_plan import GIB, Need, Size, size_at
 from titan_rl.controller.preflight.checks import Checked, read_config
 from titan_rl.mesh.resources.devices import GENERATOR, TRAINER, Crew, Devices, DeviceTable, Seat, place
-from titan_rl.models.device import DEVICE_TYPE
+from titan_rl.models.device import gpu_memory
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.models.spec import read_hf_config
 from titan_rl.trainer.roles.names import DRAFTER, configured_paths, learned_role, needed_roles, own_learned
@@ -64,11 +63,8 @@ def machine_of_hosts(hosts: HostsConfig, count: int) -> Machine | None:
 
 def this_machine() -> Machine | None:
     """GPUs of this machine; None without."""
-    if DEVICE_TYPE == "cpu":
-        return None
-    module = torch.get_device_module(DEVICE_TYPE)
-    sizes = [module.get_device_properties(i).total_memory for i in range(torch.accelerator.device_count())]
-    return Machine(len(sizes), min(sizes))
+    sizes = gpu_memory()
+    return Machine(len(sizes), min(sizes)) if sizes else None
 
 
 @dataclass(frozen=True)

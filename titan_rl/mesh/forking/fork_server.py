@@ -25,7 +25,7 @@ from typing import NoReturn
 from titan_rl.compat.python import run_exit_functions
 from titan_rl.mesh.processes.processes import MARK
 from titan_rl.mesh.resources.cores import import_environment
-from titan_rl.mesh.resources.imports import import_all, import_shared
+from titan_rl.mesh.resources.imports import import_all, import_shared, sees_gpu
 
 _REQUEST_BYTES = 1 << 20
 _F_SETSIG = 10
@@ -178,6 +178,13 @@ def _limit_arenas() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, int(most))
 
 
+def _forks_can_use_gpu() -> bool:
+    """Whether CUDA works in a child of this process: not if an import has initialized it here."""
+    if (pid := os.fork()) == 0:
+        os._exit(ctypes.CDLL("libcuda.so.1").cuInit(0))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def _is_asked(listener: socket.socket) -> bool:
     """Wait for the first client, which stays in the queue; false if standard input ends before it comes."""
     return listener in select.select([0, listener], [], [])[0]
@@ -192,11 +199,15 @@ def _serve(listeners: dict[str, socket.socket], at_once: list[str]) -> Request |
                 listeners[other].close()
             if kind not in at_once and not _is_asked(listeners[kind]):
                 return None
-            os.environ |= import_environment(kind)
+            os.environ |= import_environment(kind, on_cpu=not sees_gpu())
             _limit_arenas()
             import_all(kind)
+            if sees_gpu() and not _forks_can_use_gpu():
+                print(f"{kind}: an import initialized CUDA, so its processes are started, not forked", file=sys.stderr)
+                return None
             gc.freeze()  # a collection in a process that was forked would copy what it only looks at
             return ForkServer(listeners[kind]).run()
+        listeners[kind].close()  # or clients of a server that has ended would wait
     os.read(0, 1)
     return None
 

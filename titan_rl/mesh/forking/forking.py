@@ -157,8 +157,8 @@ def imported_ahead(kinds: Iterable[str]) -> list[str]:
 
 
 def can_fork_here() -> bool:
-    """What is preloaded (allocators, OpenMP) need not survive a fork of ours, nor does a GPU."""
-    return not os.path.exists("/dev/nvidiactl") and not os.environ.get("LD_PRELOAD")
+    """What is preloaded (allocators, OpenMP) need not survive a fork of ours."""
+    return not os.environ.get("LD_PRELOAD")
 
 
 @contextmanager

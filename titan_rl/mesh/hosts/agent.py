@@ -209,10 +209,7 @@ class HostAgent(Actor):
 
 
 def _gpus() -> tuple[int, int]:
-    import torch  # which takes a second, and is wanted on hosts with GPUs alone
+    from titan_rl.models.device import gpu_memory  # whose imports take a second
 
-    if not torch.accelerator.is_available():
-        return 0, 0
-    module = torch.get_device_module(torch.accelerator.current_accelerator())
-    sizes = [module.get_device_properties(i).total_memory for i in range(torch.accelerator.device_count())]
-    return len(sizes), min(sizes)
+    sizes = gpu_memory()
+    return len(sizes), min(sizes, default=0)

@@ -94,7 +94,7 @@ def trainer_environment(threads: Threads) -> dict[str, str]:
 _VLLM = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 # on a CPU vLLM compiles a few sampler functions at the first step: 15 s the first time, and slower than eager
@@ -111,10 +111,11 @@ def verifier_environment() -> dict[str, str]:
 
 
 def fork_environment() -> dict[str, str]:
-    """Of the servers that fork these on a CPU. Threads are set after the fork."""
+    """Of the servers that fork these. Threads are set after the fork."""
     return _COMMON | _KEEP_MEMORY
 
 
-def import_environment(kind: str) -> dict[str, str]:
+def import_environment(kind: str, on_cpu: bool) -> dict[str, str]:
     """More, for the server of one kind: what libraries that only it imports read then."""
-    return {"trainer": _ONE_ARENA | _FEW_PRODUCTS | _NO_WATCHDOG, "generator": _ONE_ARENA | _VLLM_ON_CPU}.get(kind, {})
+    vllm = _VLLM_ON_CPU if on_cpu else _VLLM
+    return {"trainer": _ONE_ARENA | _FEW_PRODUCTS | _NO_WATCHDOG, "generator": _ONE_ARENA | vllm}.get(kind, {})

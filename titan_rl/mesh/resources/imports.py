@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,6 +25,17 @@ IMPORTS = {
     ),
 }
 """None of them may start a thread that a fork would lose, which Monarch's do."""
+_LEFT_OUT = {"generator": ("torchao",)}
+"""Packages that a kind does without: transformers imports all of torchao wherever it is installed, which takes a second
+and initializes CUDA."""
+_ON_GPU = {
+    "generator": (
+        "vllm.v1.worker.gpu.model_runner",
+        "vllm.v1.attention.backends.flash_attn",
+        "vllm.compilation.backends",
+    )
+}
+"""More, where there is one. None of them may initialize CUDA, which could not be used after a fork."""
 
 
 @contextmanager
@@ -48,6 +60,15 @@ def import_shared() -> None:
 
 def import_all(kind: str) -> None:
     """Of a kind of actor."""
+    for package in _LEFT_OUT.get(kind, ()):
+        sys.modules.setdefault(package, None)  # pyright: ignore[reportArgumentType]  # so that Python finds none
     with collector_paused():
         for module in SHARED + IMPORTS[kind]:
             importlib.import_module(module)
+        for module in _ON_GPU.get(kind, ()) if sees_gpu() else ():
+            importlib.import_module(module)
+
+
+def sees_gpu() -> bool:
+    """Whether torch, which was imported, finds a GPU for this process. It does not initialize CUDA."""
+    return sys.modules["torch"].accelerator.is_available()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from titan_rl.compat.torch.compiling import set_compiler_determinism
-from titan_rl.kernels import linear_logprob
 
 if TYPE_CHECKING:  # it brings TorchTitan along
     from titan_rl.trainer.titan_config import TitanConfig
@@ -41,7 +40,6 @@ def set_determinism(enabled: bool, device: torch.device) -> None:
     # (a checker does not see the attribute: torch makes it by replacing the module's class)
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     set_compiler_determinism(enabled)  # compiled kernels are chosen by the clock, too
-    linear_logprob.tune_by_the_clock(not enabled)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class GradientSum:
         learning = [trained for trained, copy in copies.items() if copy.requires_grad]
         missing = [trained for trained in learning if trained.grad is None]
         sizes = [local(trained).numel() for trained in missing]
-        block = torch.empty(sum(sizes), dtype=local(missing[0]).dtype) if missing else torch.empty(0)
+        block = local(missing[0]).new_empty(sum(sizes)) if missing else torch.empty(0)
         parts = zip(missing, block.split(sizes), strict=True)
         self._memory = {trained: part.view(local(trained).shape) for trained, part in parts}
         self._trained = {copy: trained for trained, copy in copies.items()}

@@ -28,6 +28,7 @@ from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.images import PlacedImage, image_processor
 from titan_rl.data.types import Row
 from titan_rl.models.context_parallel import ContextParallel
+from titan_rl.models.device import to_device
 from titan_rl.models.families.qwen2_5_vl import ImageInputs
 from titan_rl.models.families.registry import make_family
 from titan_rl.models.layers.attention import AttentionPlan, BlockPlan, Form, SpreadPlan, attention_form, plan_attention
@@ -109,7 +110,9 @@ class ShardedModel:
         )
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
         self.unsharded = (
-            UnshardedModel(spec, titan, self.parts[0]) if can_be_unsharded(titan, parallel_dims, device) else None
+            UnshardedModel(spec, titan, parallel_dims, self.parts[0], device)
+            if can_be_unsharded(titan, device.type)
+            else None
         )
         self.context = context_parallel(parallel_dims)
         self.image_processor = image_processor(path)
@@ -137,7 +140,7 @@ class ShardedModel:
     def columns(self, row: Row) -> Columns:
         """Columns of a row, as tensors on the device."""
         arrays = {name: getattr(row, name) for name in _ROW_COLUMNS} | row.role_columns
-        return {name: torch.from_numpy(values).to(self.device) for name, values in arrays.items()}
+        return {name: to_device(values, self.device) for name, values in arrays.items()}
 
     def tokens(self, columns: Columns) -> torch.Tensor:
         """Tokens of a row that this rank computes, [1, L]."""
@@ -176,13 +179,13 @@ class ShardedModel:
         patches, grid = self.image_processor.patches(shown)
         places = [np.arange(image.start, image.stop) for image in row.images] or [np.zeros(0, np.int64)]
         arrays = patches, grid, np.concatenate(places)
-        return {"images": ImageInputs(*(torch.from_numpy(array).to(self.device) for array in arrays))}
+        return {"images": ImageInputs(*(to_device(array, self.device) for array in arrays))}
 
     def _routed(self, plan: AttentionPlan, row: Row) -> AttentionPlan | RoutedPlan:
         """The plan, with the experts that the row's tokens go through, where they are given."""
         if not self.replays_routing or row.routed_experts is None:
             return plan
-        experts_TLK = torch.from_numpy(row.routed_experts.astype(np.int64)).to(self.device)
+        experts_TLK = to_device(row.routed_experts.astype(np.int64), self.device)
         return RoutedPlan(plan, experts_TLK, self._routing_counts)
 
     def take_routing_changed(self) -> float | None:

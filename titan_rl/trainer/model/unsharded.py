@@ -1,4 +1,4 @@
-"""Model on one CPU rank, without FSDP.
+"""Model on one rank, without FSDP.
 
 FSDP would gather each layer's weights from itself, in three copies, and reduce each row's gradients over itself, in
 three more. Its parameters stay what is trained, saved and published. Beside them stands a second model of the same
@@ -21,6 +21,7 @@ import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torc
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.compile import apply_compile
 from torchtitan.models.common import Embedding
 from torchtitan.protocols.model_spec import ModelSpec
 
@@ -38,17 +39,23 @@ _PART = 2**18
 """Of a weight, in elements."""
 
 
-def can_be_unsharded(titan: TitanConfig, dims: ParallelDims, device: torch.device) -> bool:
-    """Whether a rank can compute without FSDP: one CPU rank, and no copies of the whole model unless configured."""
+def can_be_unsharded(titan: TitanConfig, device_type: str) -> bool:
+    """Whether a rank can compute without FSDP: it is the only one, and may hold copies of the whole model.
+
+    Those of another dtype than the trained one are a choice on a CPU ("never") and the default on a GPU.
+    """
     copies = titan.training.mixed_precision_param != "float32"
-    keeps = not copies or titan.parallelism.fsdp_reshard_after_forward == "never"
-    return device.type == "cpu" and dims.world_size == 1 and keeps
+    gathers = titan.parallelism.fsdp_reshard_after_forward
+    keeps = gathers == "never" or (device_type != "cpu" and gathers == "default")
+    return titan.world_size == 1 and (keeps or not copies)
 
 
 class UnshardedModel:
     """Unsharded twin of a model, with the same parameters."""
 
-    def __init__(self, spec: ModelSpec, titan: TitanConfig, trained: nn.Module):
+    def __init__(
+        self, spec: ModelSpec, titan: TitanConfig, dims: ParallelDims, trained: nn.Module, device: torch.device
+    ):
         """``trained``: the sharded model of ``spec``, whose parameters and buffers it is given for each pass."""
         self.dtype = TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
         with torch.device("meta"):
@@ -57,15 +64,19 @@ class UnshardedModel:
         if titan.activation_checkpoint is not None:
             titan.activation_checkpoint.build(dump_folder=".").apply(self.model)
             recompute_tower(self.model)
+        if titan.compile.enable and "model" in titan.compile.components:
+            apply_compile(self.model, compile_config=titan.compile, parallel_dims=dims)
         self.model.train()
         self._pairs = list(zip(self.model.modules(), trained.modules(), strict=True))
         self._adapted = list(zip(adapted_modules([self.model]), adapted_modules([trained]), strict=True))
-        self._is_wide = self.dtype == torch.bfloat16 and multiplies_wide()
+        on_cpu = device.type == "cpu"
+        self._is_wide = on_cpu and self.dtype == torch.bfloat16 and multiplies_wide()
         self._narrow = {weight for mine, sharded in self._pairs for weight in _multiplied_otherwise(mine, sharded)}
         self._workspace = Workspace()
         self._gradients: GradientSum | None = None
         """Of the pass at hand, if it makes any."""
-        if (words := self.model.tok_embeddings) is not None and type(words) is Embedding:
+        # a GPU makes the whole table's gradient faster than it tells the host which words there are
+        if on_cpu and (words := self.model.tok_embeddings) is not None and type(words) is Embedding:
             words.forward = self._look_up
 
     @contextmanager
