@@ -31,17 +31,8 @@ def _train(toml: str, run: str, *overrides: str) -> tuple[str, ...]:
     return ("titan-rl", "train", toml, "--run.dir", run, *overrides)
 
 
-_NOISE = (
-    *("--model.path", "model", "--task.name", "jsonl", "--task.reward", "noise:reward"),
-    *("--task.options.file", "prompts.jsonl", "--rollout.prompts_per_step", "16", "--rollout.group_size", "8"),
-    *("--rollout.max_new_tokens", "512", "--generator.max_num_seqs", "256", "--optimizer.lr", "1e-6"),
-    *("--training.seq_len", "8192", "--eval.prompts", "8", "--recovery.standby", "false"),
-)
-"""The work that TRL gets, too (trl_steps.py)."""
-
-
 def _noise(run: str, steps: int, *overrides: str) -> tuple[str, ...]:
-    return ("titan-rl", "train", "--run.dir", run, "--training.steps", str(steps), *_NOISE, *overrides)
+    return _train("noise.toml", run, "--training.steps", str(steps), *overrides)
 
 
 _IN_BF16 = (Bar("agreement_mean", 1.01), Bar("used_of_planned", 1.0))

@@ -55,6 +55,7 @@ FORMS = {
     "vllm._custom_ops:create_onednn_mm": "(weight, primitive_cache_size)",
     "vllm._custom_ops:onednn_mm": "(dnnl_handler, x, bias)",
     f"{_LAYERS}.fused_moe.fused_moe_method_base:FusedMoEMethodBase.moe_kernel": "set",
+    "vllm.model_executor.models.registry:_run_in_subprocess": "(fn)",
     f"{_LOADER}:_LOAD_FORMAT_TO_MODEL_LOADER": "dict",
     f"{_LOADER}.default_loader:DefaultModelLoader._prepare_weights": (
         "(self, model_name_or_path, subfolder, revision, fall_back_to_pt, allow_patterns_overrides)"

@@ -147,6 +147,7 @@ OWN = {
     "controller/launching/request.py": "written, not read",
     "controller/planning/memory_plan.py": "/proc and /sys",
     "controller/preflight/role_checks.py": "a directory that find_model has looked at",
+    "models/device.py": "a pipe from a child of its own",
     "data/storage/files.py": "written; samples of fixed size, for checksums",
     "data/storage/folders.py": "carried between hosts of one run in parts of fixed size",
     "data/rows/row_files.py": "looked at first, by check_table and check_file",

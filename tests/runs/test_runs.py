@@ -7,6 +7,7 @@ import signal
 import pytest
 import running
 import torch
+from gpu_day.runs import figures_of_run
 from safetensors.torch import load_file
 
 from titan_rl import cli
@@ -80,5 +81,8 @@ def test_rollouts_in_fp8(tmp_path):
     exact = agreement_limit("float32", "float32")
     assert [1 < record["agreement_mean"] < exact for record in records] == [True, True], "by the same values"
     assert all(0.9 < record["importance"] < 1.1 and record["ratio"] == 1 for record in records)
+    figures = figures_of_run(root, seconds=9.0, gpu_mib=None)
+    assert figures["seconds_step"] == records[1]["seconds_step"] and 0 < figures["share_between"] < 1
+    assert 0 < figures["seconds_until_up"] <= figures["seconds_to_first_step"]
     saved = load_file(root / "model" / "model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32} and not any("scale" in name for name in saved)

@@ -1,0 +1,61 @@
+"""scripts/gpu_day.py without a GPU: its commands are valid, and its figures are read off what they leave."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from gpu_check.thresholds import NOT_MEASURED
+from gpu_day.model import TINY, write
+from gpu_day.runs import figures_of_check, figures_of_kernels, figures_of_tests, figures_of_trl, judged, table
+from gpu_day.stages import STAGES
+from tree import SCRIPTS
+
+from titan_rl import cli
+
+
+def test_without_a_gpu_it_measures_nothing(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    done = subprocess.run([sys.executable, str(SCRIPTS / "gpu_day.py")], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and not done.stdout and "finds no GPU" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["1.51B", "1.51B colocated"])
+def test_runs_of_noise_are_valid(name, tmp_path, monkeypatch, capsys):
+    """With the model and task that their stage makes; compiled steps need a GPU."""
+    write(tmp_path, TINY)
+    monkeypatch.chdir(tmp_path)
+    program, command, *flags = STAGES[name].command
+    assert (program, command) == ("titan-rl", "train") and flags[flags.index("--run.dir") + 1] == STAGES[name].run
+    assert cli.main(["plan", *flags]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("read", "log", "found"),
+    [
+        (figures_of_trl, "seconds 9.0\nloss\nseconds 3.0\nseconds 5.0\n", {"seconds_step": 4.0}),
+        (figures_of_trl, "no module trl", {}),
+        (figures_of_tests, "3 failed, 588 passed, 2 errors in 43.41s", {"passed": 588, "failed": 5}),
+        (
+            figures_of_check,
+            'noise\n{"row": "train 1b", "holds": true, "figures": {"share_of_matrix_rate": 0.5}}\n{"verdict": 1}',
+            {"train 1b holds": True, "train 1b share": 0.5},
+        ),
+        (
+            figures_of_kernels,
+            '{"kernel": "scan", "shape": "9", "by": "triton", "of_floor": 0.6}\n{"kernel": "scan", "by": "eager"}',
+            {"scan 9": 0.6},
+        ),
+    ],
+)
+def test_what_stages_print_is_read(read, log, found):
+    assert read(log) == found
+
+
+def test_a_bar_that_a_stage_did_not_come_to_is_not_met():
+    rows = judged("1.51B", STAGES["1.51B"].bars, {"seconds_step": 5.0, "failed_because": "exit code 1"})
+    found = {row["figure"]: (row["value"], row["met"]) for row in rows}
+    assert found["seconds_step"] == (5.0, False) and found["failed_because"] == ("exit code 1", None)
+    assert found["agreement_mean"] == (NOT_MEASURED, None)
+    assert "| 1.51B | seconds_step | 5 | seconds_step <= 4.1 | no |" in table(rows)
+    assert json.dumps(rows)
