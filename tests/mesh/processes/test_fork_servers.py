@@ -124,28 +124,51 @@ def test_where_cores_are_few_generators_import_ahead_alone(monkeypatch):
         assert forking.imported_ahead(["trainer"]) == ["trainer"]
 
 
-def test_what_is_not_wanted_at_once_is_imported_when_it_is_first_asked_for(tmp_path):
-    program = """if True:
+def servers_that_tell(folder: Path, at_once: str, gpu: str = "False") -> subprocess.Popen:
+    """Of all kinds; they print the kind instead of importing. ``gpu``: whether they see one, which no child can use."""
+    program = f"""if True:
         import socket, sys
         from titan_rl.mesh.forking import fork_server
-        fork_server.import_shared, fork_server.sees_gpu = lambda: None, lambda: False
+        fork_server.import_shared, fork_server.sees_gpu = lambda: None, lambda: {gpu}
+        fork_server._forks_can_use_gpu = lambda: False
         fork_server.import_all = lambda kind: print(kind, flush=True)
         kinds = dict(argument.split("=") for argument in sys.argv[1:])
-        fork_server._serve({kind: socket.socket(fileno=int(n)) for kind, n in kinds.items()}, ["trainer"])
+        fork_server._serve({{kind: socket.socket(fileno=int(n)) for kind, n in kinds.items()}}, ["{at_once}"])
     """
     with ExitStack() as opened:
-        listeners = {kind: opened.enter_context(forking._listen(tmp_path / kind)).fileno() for kind in IMPORTS}
-        servers = subprocess.Popen(
+        listeners = {kind: opened.enter_context(forking._listen(folder / kind)).fileno() for kind in IMPORTS}
+        return subprocess.Popen(
             [sys.executable, "-c", program, *(f"{kind}={number}" for kind, number in listeners.items())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             pass_fds=listeners.values(),
             text=True,
         )
+
+
+def test_what_is_not_wanted_at_once_is_imported_when_it_is_first_asked_for(tmp_path):
+    servers = servers_that_tell(tmp_path, "trainer")
     assert servers.stdout.readline() == "trainer\n"
     asyncio.run(forking.imports_done(tmp_path, "verifier"))
     assert servers.communicate(timeout=30)[0] == "verifier\n", "and nothing of a generator"
     assert servers.returncode == 0
+
+
+def test_where_forks_cannot_use_the_gpu_processes_are_started(tmp_path):
+    """At once: nobody waits for a server that has ended, though the others go on."""
+    servers = servers_that_tell(tmp_path, "generator", gpu="True")
+    assert servers.stdout.readline() == "generator\n"
+    asyncio.run(asyncio.wait_for(forking.imports_done(tmp_path, "generator"), 10))
+    begun = time.monotonic()
+    program = [sys.executable, "-c", "print('started')"]
+    command = [
+        sys.executable,
+        *forking.client_arguments(fork_client.__file__, str(tmp_path), "generator", *program[:1], program[1:]),
+    ]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=30).stdout == "started\n"
+    assert time.monotonic() - begun < 10 < fork_client.FORK_SECONDS
+    assert "an import initialized CUDA" in servers.communicate(timeout=30)[1]
 
 
 def test_who_asks_whether_it_is_ready_gets_no_process(server):

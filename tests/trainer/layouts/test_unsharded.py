@@ -12,6 +12,7 @@ from titan_rl.kernels import linear_logprob
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.trainer.model import unsharded
 from titan_rl.trainer.model.gradient_sum import GradientSum
+from titan_rl.trainer.model.unsharded import can_be_unsharded
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
@@ -153,3 +154,11 @@ def test_adapters(model_path):
 def test_whose_copies_are_not_wanted_keeps_fsdp(model_path):
     assert made(model_path, "bfloat16", "default").policy.unsharded is None
     assert made(model_path, "float32", "default").policy.unsharded is not None
+
+
+@pytest.mark.parametrize(("policy", "on_gpu"), [("default", True), ("never", True), ("always", False)])
+def test_a_lone_gpu_keeps_copies_unless_told_not_to(policy, on_gpu):
+    tables = {"training": {"mixed_precision_param": "bfloat16"}, "parallelism": {"fsdp_reshard_after_forward": policy}}
+    assert can_be_unsharded(build_titan(load_config(None, tables)), "cuda") == on_gpu
+    tables["parallelism"]["data_parallel_shard_degree"] = 2
+    assert not can_be_unsharded(build_titan(load_config(None, tables)), "cuda")
