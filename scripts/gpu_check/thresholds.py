@@ -59,7 +59,7 @@ def _kernel(*bars: Bar) -> Row:
 ROWS: dict[str, Row] = {
     # first, since cuBLAS is told before it has multiplied anything
     "deterministic": Row((Bar("same_bits", 1, at_least=True, on_gpu=False),), alone=True),
-    "right": Row(
+    "correctness": Row(
         (
             Bar("fp32_agreement", 1.0005, on_gpu=False),
             Bar("bf16_agreement", 1.03, on_gpu=False),

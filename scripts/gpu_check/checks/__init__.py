@@ -21,7 +21,7 @@ from gpu_check.fixtures import Fixtures
 Checks = dict[str, Callable[[Fixtures], dict[str, Any]]]
 CHECKS: Checks = {
     "deterministic": deterministic.check,
-    "right": correctness.check,
+    "correctness": correctness.check,
     **{
         f"train {size} {dtype}": partial(train.check, size=size, dtype=dtype)
         for size in ("135m", "1b")

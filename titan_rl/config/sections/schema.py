@@ -418,8 +418,8 @@ class MeshConfig:
     launcher: str = "local"
     """What starts worker loops: ``local``, or ``pkg.module:name`` of a launcher of your own (mesh/launch/base.py)."""
     fork_servers: bool = True
-    """On a CPU, make actor processes by fork from processes that have done their imports, once for each kind; not below
-    worker loops that a launcher of your own started, and not with LD_PRELOAD."""
+    """Make actor processes by fork from processes that have done their imports, once for each kind; not below worker
+    loops that a launcher of your own started, and not with LD_PRELOAD."""
     start_timeout: Seconds = 300.0
     """Seconds within which all actors must be up."""
     step_timeout: Seconds = 1800.0
