@@ -3,27 +3,22 @@
     scripts/gpu_day.sh [--out FOLDER] [--stages STAGE ...] [--list]
 
 Needs titan_rl with its GPU dependencies, and nothing from the network: models are of random weights. Each stage is a
-process with a deadline, whose output is FOLDER/STAGE.log. Prints a table in Markdown with what is wanted, and writes it
-to FOLDER/table.md and FOLDER/figures.json. The exit code is 0 if every stage ended well and every bar is met, 1 if not,
-and 2 where there is no GPU.
+process with a deadline, whose output is FOLDER/STAGE.log, and beside it the memory of each process on the GPU. Prints
+a table in Markdown with what is wanted, and writes it to FOLDER/table.md and FOLDER/figures.json. The exit code is 0 if
+every stage ended well and every bar is met, 1 if not, and 2 where there is no GPU.
 """
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from gpu_check.supervision import SCRIPTS
-from gpu_day.runs import Figures, figures_of_run, judged, table
-from gpu_day.stages import STAGES, TREE, Stage
+from gpu_day.running import WATCH_SECONDS, run
+from gpu_day.runs import Figures, judged, table
+from gpu_day.stages import STAGES
 
 from titan_rl.diagnostics.recipes.gpu_watch import gpu_watch
-
-_WATCH_SECONDS = 0.5
 
 
 def _arguments() -> argparse.Namespace:
@@ -35,37 +30,13 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(name: str, stage: Stage, out: Path) -> Figures:
-    """Figures of a stage; ``failed``, why it has none or not all."""
-    folder = out if name != "tests" else TREE
-    paths = [str(SCRIPTS), str(TREE), str(out), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths).rstrip(os.pathsep),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONUNBUFFERED": "1",
-    }
-    log, begun, failed = out / f"{name.replace(' ', '_')}.log", time.monotonic(), ""
-    with log.open("w") as output, gpu_watch(_WATCH_SECONDS) as gpu_mib:
-        command = ["timeout", "--kill-after=20", str(stage.deadline), *stage.command]
-        code = subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT).returncode
-    seconds = time.monotonic() - begun
-    if code:
-        failed = f"not done after {stage.deadline:g} s" if code in (124, 137) else f"exit code {code}"
-    try:
-        most = max(gpu_mib.values(), default=None)
-        figures = figures_of_run(out / stage.run, seconds, most) if stage.run else stage.read(log.read_text())
-    except (OSError, LookupError, ValueError) as error:  # it came to nothing that could be read
-        figures, failed = {}, failed or f"{type(error).__name__}: {error}"
-    return figures | ({"failed_because": f"{failed}, see {log.name}"} if failed else {})
-
-
 def main() -> int:
     arguments = _arguments()
     if arguments.list:
         for name, stage in STAGES.items():
             print(f"{name}: at most {stage.deadline:g} s; {', '.join(map(str, stage.bars)) or 'no bar'}")
         return 0
-    with gpu_watch(_WATCH_SECONDS) as gpu_mib:
+    with gpu_watch(WATCH_SECONDS) as gpu_mib:
         if not gpu_mib:
             print("nvidia-smi finds no GPU here: this measures one", file=sys.stderr)
             return 2

@@ -1,14 +1,16 @@
 """scripts/gpu_day.py without a GPU: its commands are valid, and its figures are read off what they leave."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 from gpu_check.thresholds import NOT_MEASURED
 from gpu_day.model import TINY, write
+from gpu_day.running import run
 from gpu_day.runs import figures_of_check, figures_of_kernels, figures_of_tests, figures_of_trl, judged, table
-from gpu_day.stages import STAGES
+from gpu_day.stages import STAGES, Stage
 from tree import SCRIPTS
 
 from titan_rl import cli
@@ -18,6 +20,20 @@ def test_without_a_gpu_it_measures_nothing(monkeypatch):
     monkeypatch.setenv("PATH", "")
     done = subprocess.run([sys.executable, str(SCRIPTS / "gpu_day.py")], capture_output=True, text=True, timeout=100)
     assert done.returncode == 2 and not done.stdout and "finds no GPU" in done.stderr
+
+
+def test_a_stage_that_fails_says_why_and_where(tmp_path, monkeypatch):
+    """With an nvidia-smi that counts 1,000 MiB."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 0, 1000\n")
+    (tmp_path / "nvidia-smi").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    told = "print('seconds 4'), print('seconds 2')"
+    done = run("TRL", Stage((sys.executable, "-c", told), 30, read=figures_of_trl), tmp_path)
+    assert done == {"seconds_step": 2.0} and (tmp_path / "TRL.memory.csv").is_file()
+    failed = run("TRL", Stage((sys.executable, "-c", f"{told}, exit(3)"), 30, read=figures_of_trl), tmp_path)
+    assert failed == {"seconds_step": 2.0, "failed_because": f"exit code 3, see {tmp_path / 'TRL.log'}"}
+    late = run("a run", Stage(("sleep", "60"), 0.2, run="there"), tmp_path)
+    assert late == {"failed_because": f"not done after 0.2 s, see {tmp_path / 'a_run.log'}"}
 
 
 @pytest.mark.parametrize("name", ["1.51B", "1.51B colocated"])
