@@ -52,4 +52,4 @@ def run(name: str, stage: Stage, out: Path) -> Figures:
         figures = figures_of_run(out / stage.run, seconds, most) if stage.run else stage.read(log.read_text())
     except (OSError, LookupError, ValueError) as error:  # it came to nothing that could be read
         figures, failed = {}, failed or f"{type(error).__name__}: {error}"
-    return figures | ({"failed_because": f"{failed}, see {log.name}"} if failed else {})
+    return figures | ({"failed_because": f"{failed}, see {log}"} if failed else {})
