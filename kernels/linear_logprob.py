@@ -688,10 +688,11 @@ _LARGE = {
 }
 """Tiles for 16-bit inputs. Of eleven on an H200, within 7 % of the fastest at all sizes; one that is faster for the
 statistics takes ptxas 20 seconds (LOG.md)."""
-_LARGE_BYTES = 144 << 10
-"""Shared memory of a block that these need: A100 and later data-center GPUs have it."""
 _SMALL = {"BLOCK_S": 128, "BLOCK_V": 128, "BLOCK_D": 64, "num_warps": 4, "num_stages": 3}
-_FP32 = {"BLOCK_S": 64, "BLOCK_V": 64, "BLOCK_D": 32, "num_warps": 4, "num_stages": 3}
+_LEAST = {"BLOCK_S": 64, "BLOCK_V": 64, "BLOCK_D": 32, "num_warps": 4, "num_stages": 3}
+"""For fp32, and for GPUs with less shared memory."""
+_LARGE_BYTES, _SMALL_BYTES = 144 << 10, 96 << 10
+"""Shared memory that a block needs: data-center GPUs since A100 have the former, others since Ampere the latter."""
 _FOR_INTERPRETER = {"BLOCK_S": 16, "BLOCK_V": 64, "BLOCK_D": 64}
 
 
@@ -700,15 +701,15 @@ def _blocks(kernel: Literal["statistics", "gradient"], hidden_SD: torch.Tensor) 
     one order, and nothing is compiled that is not used."""
     if _INTERPRETED:
         return _FOR_INTERPRETER
-    if hidden_SD.element_size() != 2:
-        return _FP32
-    return _LARGE[kernel] if _shared_bytes(hidden_SD.device) >= _LARGE_BYTES else _SMALL
+    shared_bytes = _shared_bytes(hidden_SD.device)
+    if hidden_SD.element_size() != 2 or shared_bytes < _SMALL_BYTES:
+        return _LEAST
+    return _LARGE[kernel] if shared_bytes >= _LARGE_BYTES else _SMALL
 
 
 @cache
 def _shared_bytes(device: torch.device) -> int:
-    """Of a block of threads, at most."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
 def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import test_kernels_room as room
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -56,7 +57,7 @@ def test_every_kernel_is_compiled():
 TILES = [
     *[(kernel, "*bf16", tile, target) for kernel, tile in linear_logprob._LARGE.items() for target in (HOPPER, AMPERE)],
     *[(kernel, "*bf16", linear_logprob._SMALL, ADA) for kernel in linear_logprob._LARGE],
-    *[(kernel, "*fp32", linear_logprob._FP32, ADA) for kernel in linear_logprob._LARGE],
+    *[(kernel, "*fp32", linear_logprob._LEAST, ADA) for kernel in linear_logprob._LARGE],
 ]
 
 
@@ -71,8 +72,24 @@ def test_each_tile_fits_its_gpus(kernel, dtype, tile, target):
     types = room.TYPES | dict.fromkeys(("hidden", "weight", "grad"), dtype)
     made = compiled(getattr(linear_logprob, f"_{kernel}_kernel"), constants, target, types, **options)
     assert made.asm["cubin"] and made.metadata.shared <= SHARED[target.arch]
-    if dtype == "*bf16" and target == HOPPER:
-        assert "wgmma.mma_async" in made.asm["ptx"] and made.metadata.shared <= linear_logprob._LARGE_BYTES
+    assert made.metadata.shared <= (linear_logprob._SMALL_BYTES if target == ADA else linear_logprob._LARGE_BYTES)
+    assert target != HOPPER or "wgmma.mma_async" in made.asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("shared_bytes", "dtype", "tile"),
+    [
+        (228 << 10, torch.bfloat16, linear_logprob._LARGE["gradient"]),
+        (164 << 10, torch.bfloat16, linear_logprob._LARGE["gradient"]),
+        (100 << 10, torch.bfloat16, linear_logprob._SMALL),
+        (64 << 10, torch.bfloat16, linear_logprob._LEAST),
+        (228 << 10, torch.float32, linear_logprob._LEAST),
+    ],
+)
+def test_a_tile_is_chosen_by_the_gpu_and_the_dtype(shared_bytes, dtype, tile, monkeypatch):
+    monkeypatch.setattr(linear_logprob, "_INTERPRETED", False)
+    monkeypatch.setattr(linear_logprob, "_shared_bytes", lambda device: shared_bytes)
+    assert linear_logprob._blocks("gradient", torch.empty(2, 2, dtype=dtype)) is tile
 
 
 KINDS, ESTIMATORS = ("clip", "dual", "cispo"), ("k1", "k2", "k3", "k3_unbiased")

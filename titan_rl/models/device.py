@@ -2,6 +2,8 @@
 
 import json
 import os
+import select
+import signal
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from titan_rl.compat.torchtitan.device import DEVICE_TYPE
 
 _taken: list[int] = []
 """The GPU that this process was given, as it is numbered on its host."""
+_ASK_SECONDS = 60.0
 
 
 def take_device(index: int | None) -> None:
@@ -42,10 +45,12 @@ def gpu_memory() -> list[int]:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:
+        if not select.select([answer], [], [], _ASK_SECONDS)[0]:
+            os.kill(pid, signal.SIGKILL)
         sizes = json.loads(answer.read() or "null")
     os.waitpid(pid, 0)
     if sizes is None:
-        raise RuntimeError("the memory of this machine's GPUs is unknown: torch failed to ask for it")
+        raise RuntimeError("the memory of this machine's GPUs is unknown: torch failed to ask for it, or hangs")
     return sizes
 
 

@@ -110,9 +110,7 @@ class ShardedModel:
         )
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
         self.unsharded = (
-            UnshardedModel(spec, titan, parallel_dims, self.parts[0], device)
-            if can_be_unsharded(titan, device.type)
-            else None
+            UnshardedModel(spec, titan, parallel_dims, self.parts[0]) if can_be_unsharded(titan, device.type) else None
         )
         self.context = context_parallel(parallel_dims)
         self.image_processor = image_processor(path)

@@ -53,9 +53,7 @@ def can_be_unsharded(titan: TitanConfig, device_type: str) -> bool:
 class UnshardedModel:
     """Unsharded twin of a model, with the same parameters."""
 
-    def __init__(
-        self, spec: ModelSpec, titan: TitanConfig, dims: ParallelDims, trained: nn.Module, device: torch.device
-    ):
+    def __init__(self, spec: ModelSpec, titan: TitanConfig, dims: ParallelDims, trained: nn.Module):
         """``trained``: the sharded model of ``spec``, whose parameters and buffers it is given for each pass."""
         self.dtype = TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
         with torch.device("meta"):
@@ -69,7 +67,7 @@ class UnshardedModel:
         self.model.train()
         self._pairs = list(zip(self.model.modules(), trained.modules(), strict=True))
         self._adapted = list(zip(adapted_modules([self.model]), adapted_modules([trained]), strict=True))
-        on_cpu = device.type == "cpu"
+        on_cpu = next(trained.parameters()).device.type == "cpu"
         self._is_wide = on_cpu and self.dtype == torch.bfloat16 and multiplies_wide()
         self._narrow = {weight for mine, sharded in self._pairs for weight in _multiplied_otherwise(mine, sharded)}
         self._workspace = Workspace()
