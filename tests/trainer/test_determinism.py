@@ -18,7 +18,6 @@ from titan_rl.controller.preflight.device import TRAINER_DEVICE
 from titan_rl.data.types import StepMetrics
 from titan_rl.diagnostics.replay import replay
 from titan_rl.diagnostics.replay.comparison import ComparedState, ComparedStep, compare_states, recorded_places
-from titan_rl.kernels import linear_logprob
 from titan_rl.records.run_directory.events import EventLog
 from titan_rl.trainer.model.determinism import RankPlatform, is_equal, set_determinism, tolerance
 from titan_rl.trainer.titan_config import build_titan
@@ -50,21 +49,6 @@ def test_a_gpus_process_is_told_and_a_cpus_is_left_alone(torch_as_it_was):
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
     set_determinism(False, torch.device("cuda", 0))
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-@pytest.mark.parametrize("name", ["_statistics_kernel", "_gradient_kernel"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_tuner_has_one_choice(torch_as_it_was, name, dtype):
-    """It is asked as a launch asks it, without a GPU: one candidate is not timed."""
-    kernel = getattr(linear_logprob, name)
-    kernel.nargs = {"hidden": torch.empty(2, 2, dtype=dtype)}
-    assert len(kernel.prune_configs({})) == len(kernel.configs) > 1
-    kernel.cache["a shape"] = kernel.configs[0]
-    set_determinism(True, torch.device("cuda"))
-    [only] = kernel.prune_configs({})
-    assert not kernel.cache, "what was chosen by the clock before must not stay"
-    tile = only.kwargs["BLOCK_D"] * (only.kwargs["BLOCK_S"] + only.kwargs["BLOCK_V"]) * dtype.itemsize
-    assert tile * only.num_stages <= 160 << 10, "it must fit an A100, too"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def test_a_controller_without_a_gpu_settles_a_run_on_those_of_its_hosts(tmp_path
     assert found.table.engines() == [(Seat(0, 0), Seat(0, 1)), (Seat(0, 2), Seat(0, 3))]
     make_tiny(path := str(tmp_path / "model"), seed=1)
     meshes = make_meshes(fitting.config, fitting.titan, path, placement=ProcessPlacement(devices=found.devices))
-    assert not meshes._on_cpu and not meshes._can_fork
+    environment, *_ = meshes.generators.standby._spawn_arguments
+    assert "TORCHDYNAMO_DISABLE" not in environment, "which engines on CPUs have"
 
 
 def test_a_run_on_cores_of_hosts_says_nothing_of_this_machine(monkeypatch):

@@ -203,7 +203,7 @@ def _serve(listeners: dict[str, socket.socket], at_once: list[str]) -> Request |
             _limit_arenas()
             import_all(kind)
             if sees_gpu() and not _forks_can_use_gpu():
-                print(f"{kind}: an import initialized CUDA, so its processes are started, not forked", file=sys.stderr)
+                sys.stderr.write(f"{kind}: an import initialized CUDA, so its processes are started, not forked\n")
                 return None
             gc.freeze()  # a collection in a process that was forked would copy what it only looks at
             return ForkServer(listeners[kind]).run()
