@@ -32,7 +32,7 @@ def _memory_of_each(file: Path) -> Iterator[None]:
 
 
 def run(name: str, stage: Stage, out: Path) -> Figures:
-    """Figures of a stage; ``failed``, why it has none or not all."""
+    """Figures of a stage; ``failed_because``, why it has none or not all."""
     folder = out if name != "tests" else TREE
     paths = [str(SCRIPTS), str(TREE), str(out), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
@@ -40,16 +40,16 @@ def run(name: str, stage: Stage, out: Path) -> Figures:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONUNBUFFERED": "1",
     }
-    log, begun, failed = out / f"{name.replace(' ', '_')}.log", time.monotonic(), ""
+    log, begun, failed = out / f"{name.replace(' ', '_')}.log", time.time(), ""
     with log.open("w") as output, gpu_watch(WATCH_SECONDS) as gpu_mib, _memory_of_each(log.with_suffix(".memory.csv")):
         command = ["timeout", "--kill-after=20", str(stage.deadline), *stage.command]
         code = subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT).returncode
-    seconds = time.monotonic() - begun
+    seconds = time.time() - begun
     if code:
         failed = f"not done after {stage.deadline:g} s" if code in (124, 137) else f"exit code {code}"
     try:
         most = max(gpu_mib.values(), default=None)
-        figures = figures_of_run(out / stage.run, seconds, most) if stage.run else stage.read(log.read_text())
-    except (OSError, LookupError, ValueError) as error:  # it came to nothing that could be read
+        figures = figures_of_run(out / stage.run, begun, seconds, most) if stage.run else stage.read(log.read_text())
+    except (OSError, LookupError, ValueError, StopIteration) as error:  # it came to nothing that could be read
         figures, failed = {}, failed or f"{type(error).__name__}: {error}"
     return figures | ({"failed_because": f"{failed}, see {log}"} if failed else {})

@@ -14,17 +14,15 @@ _PLANNED = re.compile(r"GPU 0: ([\d.]+) GiB")
 _UP = re.compile(r"up after ([\d.]+) s")
 
 
-def figures_of_run(root: Path, seconds: float, gpu_mib: float | None) -> Figures:
-    """``seconds``: the whole command took; ``gpu_mib``: the most that the GPU had in use meanwhile.
-
-    Seconds to the first step are counted from the command, its imports included: an optimizer step has then been made.
-    """
+def figures_of_run(root: Path, begun: float, seconds: float, gpu_mib: float | None) -> Figures:
+    """``begun``: when its command began, in Unix time; ``seconds``: the whole command took; ``gpu_mib``: the most that
+    the GPU had in use meanwhile."""
     log, summary = (root / "log.txt").read_text(), json.loads((root / "summary.json").read_text())
     metrics = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in metrics if "seconds_step" in row]
     figures: Figures = {
         "seconds_whole": seconds,
-        "seconds_to_first_step": summary["seconds_to_first_step"],
+        "seconds_to_first_step": _first_update(root) - begun,
         "seconds_sft": summary["seconds_sft"],
         "seconds_first_step": steps[0]["seconds_step"],
         "agreement_mean": max(row["agreement_mean"] for row in steps),
@@ -40,6 +38,12 @@ def figures_of_run(root: Path, seconds: float, gpu_mib: float | None) -> Figures
         figures |= {"planned_gib": float(match[1]), "used_gib": gpu_mib / 1024}
         figures["used_of_planned"] = figures["used_gib"] / figures["planned_gib"]
     return figures
+
+
+def _first_update(root: Path) -> float:
+    """End of the first optimizer step of reinforcement learning, in Unix time."""
+    spans = json.loads((root / "trace.jsonl").read_text().splitlines()[0])["spans"]
+    return next(start + duration for _, what, start, duration in spans if what == "optimizer")
 
 
 def _share_between(step: dict[str, float]) -> float:

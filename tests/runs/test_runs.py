@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 import running
@@ -72,6 +73,7 @@ def test_rollouts_in_fp8(tmp_path):
     root = tmp_path / "run"
     settings = dict(placement__mode="colocated", generator__quantization="fp8_per_channel", training__steps=2)
     settings |= dict(float8__recipe_name="rowwise_with_gw_hp")
+    begun = time.time()
     assert running.train(root, **settings) == 0, running.output(root)[-3000:]
     said = running.output(root)
     assert "generator.quantization = 'fp8_per_channel'" in said and "importance = 'token', truncate at 2" in said
@@ -81,8 +83,8 @@ def test_rollouts_in_fp8(tmp_path):
     exact = agreement_limit("float32", "float32")
     assert [1 < record["agreement_mean"] < exact for record in records] == [True, True], "by the same values"
     assert all(0.9 < record["importance"] < 1.1 and record["ratio"] == 1 for record in records)
-    figures = figures_of_run(root, seconds=9.0, gpu_mib=None)
+    figures = figures_of_run(root, begun, seconds=9.0, gpu_mib=None)
     assert figures["seconds_step"] == records[1]["seconds_step"] and 0 < figures["share_between"] < 1
-    assert 0 < figures["seconds_until_up"] <= figures["seconds_to_first_step"]
+    assert 0 < figures["seconds_until_up"] <= figures["seconds_to_first_step"] < time.time() - begun
     saved = load_file(root / "model" / "model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32} and not any("scale" in name for name in saved)
