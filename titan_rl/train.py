@@ -37,7 +37,7 @@ from titan_rl.config.sections.schema import MADE_MODELS, TITAN_SECTIONS, Config
 from titan_rl.config.shipped import LISTED, shipped, subject
 from titan_rl.config.torchrun import World, adopt, earlier_run, forget, record_run, report_to_torchrun, world_of
 from titan_rl.data.storage.files import is_full
-from titan_rl.mesh.forking.forking import can_start_early, imported_ahead, servers_started_early
+from titan_rl.mesh.forking.forking import can_start_early, servers_started_early
 from titan_rl.mesh.resources.imports import IMPORTS, collector_paused
 from titan_rl.mesh.resources.open_files import raise_open_files
 
@@ -65,7 +65,7 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     if config.hosts.is_on and world is None:
         return _train_over_hosts(config, command, resume)
     if world is None:
-        kinds = imported_ahead(IMPORTS if config.has_generators else ("trainer",))
+        kinds = IMPORTS if config.has_generators else ("trainer",)
         with servers_started_early(kinds) if can_start_early(config) else nullcontext():
             return drive(run_to_end(_open(config, command, resume)))
     return _train_under_torchrun(world, config, command, resume)

@@ -39,10 +39,14 @@ from titan_rl.compat.vllm import (
     speculation,
     thinking,
     vision,
+    without_server,
 )
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 
-MODULES = (admission, layers, loading, engine, parallel, quantization, routing, sampling, speculation, thinking, vision)
+MODULES = (
+    *(admission, layers, loading, engine, parallel, quantization, routing, sampling, speculation, thinking, vision),
+    without_server,
+)
 _LAYERS, _LOADER = "vllm.model_executor.layers", "vllm.model_executor.model_loader"
 _INFO = f"{_LOADER}.reload.types:LayerReloadingInfo"
 _CAPTURER = f"{_LAYERS}.fused_moe.routed_experts_capturer"
@@ -105,6 +109,8 @@ FORMS = {
     "vllm.v1.sample.sampler:Sampler.topk_topp_sampler": "set",
     "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward": "(self, input)",
     "vllm.v1.engine.output_processor:OutputProcessor.tokenizer": "set",
+    "vllm.reasoning.abs_reasoning_parsers:ToolServer": "class",
+    "vllm.v1.structured_output:ParserEngineReasoningAdapter": "class",
     "vllm.config.reasoning:ReasoningConfig._reasoning_start_token_ids": "NoneType",
     "vllm.config.reasoning:ReasoningConfig._reasoning_end_token_ids": "NoneType",
     "vllm.config.reasoning:ReasoningConfig._natural_reasoning_end_token_ids": "NoneType",

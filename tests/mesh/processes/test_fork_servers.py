@@ -1,6 +1,7 @@
 """Processes by fork: as ``exec`` would have made them, tied to their clients, and independent of their server."""
 
 import asyncio
+import importlib.metadata
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from titan_rl.mesh.forking.forking import ForkServers
 from titan_rl.mesh.processes.processes import MARK, process_state
 from titan_rl.mesh.processes.processes import running as marked
 from titan_rl.mesh.resources import cores as placement
+from titan_rl.mesh.resources import imports
 from titan_rl.mesh.resources.imports import IMPORTS
 from titan_rl.records.metrics import read_metrics
 
@@ -31,9 +33,25 @@ asked = fork_server.ForkServer(socket.socket(fileno=int(sys.argv[1]))).run()
 if asked is not None:
     fork_server.become(asked)
 """
+PARENT = """
+import os, socket, sys, tempfile
+import huggingface_hub.constants, numpy, titan_rl.mesh.forking.fork_server as fork_server
+tempfile.gettempdir()
+fork_server.import_all, fork_server.sees_gpu = lambda kind: None, lambda: False
+listener = socket.socket(fileno=int(sys.argv[1]))
+others = [os.dup(0), *os.pipe()]
+server = fork_server.serve_in_child("trainer", listener, True, {}, (others[0], 2), others)
+listener.close()
+print(server, flush=True)
+os.read(0, 1)
+os.close(others[0])
+assert os.waitpid(server, 0)[1] in (0, 9)
+"""
 TELL = """
 import json, numpy, os, random, sys, tempfile
+offline = sys.modules.get("huggingface_hub.constants")
 print(json.dumps({
+    "offline": offline and offline.HF_HUB_OFFLINE,
     "argv": sys.argv[1:],
     "folder": os.getcwd(),
     "path": sys.path[0],
@@ -60,23 +78,30 @@ while True:
 """
 
 
-@pytest.fixture
-def server(tmp_path):
-    """A server, and where it listens. It has imported numpy, and asked for the temporary folder."""
+@pytest.fixture(params=["a program", "a child"])
+def server(request, tmp_path):
+    """A server's id, and where it listens: a program of its own, or a child of one that has other descriptors and
+    shows no mark. It has imported numpy, and asked for the temporary folder."""
     for name, text in {"tell": TELL, "end": END, "stay": STAY}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    path = tmp_path / "socket"
+    path, is_child = tmp_path / "socket", request.param == "a child"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen()
         number = listener.fileno()
+        environment = {name: value for name, value in os.environ.items() if name not in (MARK, "HF_HUB_OFFLINE")}
         process = subprocess.Popen(
-            *([sys.executable, "-c", SERVER, str(number)],),
-            **dict(stdin=subprocess.PIPE, pass_fds=[number], env=os.environ | {MARK: "0" * 32}),
+            [sys.executable, "-c", PARENT if is_child else SERVER, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[number],
+            env=environment if is_child else environment | {MARK: "0" * 32},
+            text=True,
         )
-    yield process, path
+    yield int(process.stdout.readline()) if is_child else process.pid, path
     process.stdin.close()
-    assert process.wait(60) == 0, "it ends with its standard input"
+    process.stdout.close()
+    assert process.wait(60) in (0, -signal.SIGKILL), "it ends with its standard input"
 
 
 def client(path: Path, module: str, *arguments: str, **environment: str) -> subprocess.Popen:
@@ -104,24 +129,18 @@ def gone(pid: int) -> bool:
 
 
 def test_it_is_what_exec_would_have_made(server, tmp_path):
-    process, path = server
+    pid, path = server
     mark, temporary = "1234567890abcdef" * 2, tmp_path / "temporary"
     temporary.mkdir()
-    forked = told(path, MARK=mark, TMPDIR=str(temporary), **{MARK: mark})
-    by_exec = told(tmp_path / "nobody", TMPDIR=str(temporary), **{MARK: mark})
-    assert forked["parent"] == process.pid and by_exec["parent"] != process.pid
+    forked = told(path, MARK=mark, TMPDIR=str(temporary), HF_HUB_OFFLINE="1", **{MARK: mark})
+    by_exec = told(tmp_path / "nobody", TMPDIR=str(temporary), HF_HUB_OFFLINE="1", **{MARK: mark})
+    assert forked["parent"] == pid and by_exec["parent"] != pid
+    assert forked["offline"] in (None, True)
     for key in ("argv", "folder", "path", "temporary", "cores", "niceness"):
         assert forked[key] == by_exec[key], key
     assert forked["environment"] == by_exec["environment"] | {"MARK": mark}
     assert f"{MARK}={mark}" in forked["shown"], "which is how a run's processes are found"
     assert len(forked["descriptors"]) == len(by_exec["descriptors"]) + 1, "the pipe alone is the server's"
-
-
-def test_where_cores_are_few_generators_import_ahead_alone(monkeypatch):
-    for cores, ahead in ((1, ["generator"]), (3, ["generator"]), (4, [*IMPORTS])):
-        monkeypatch.setattr(forking, "available_cores", lambda cores=cores: cores)
-        assert forking.imported_ahead(IMPORTS) == ahead
-        assert forking.imported_ahead(["trainer"]) == ["trainer"]
 
 
 def servers_that_tell(folder: Path, at_once: str, gpu: str = "False") -> subprocess.Popen:
@@ -172,25 +191,63 @@ def test_where_forks_cannot_use_the_gpu_processes_are_started(tmp_path):
 
 
 def test_who_asks_whether_it_is_ready_gets_no_process(server):
-    process, path = server
+    pid, path = server
     forks = ForkServers(path.parent, {}, None)
     forks._are_there = True
     asyncio.run(forks.ready("socket"))
     asyncio.run(forks.ready("nobody"))
-    assert told(path)["parent"] == process.pid, "and it goes on"
+    assert told(path)["parent"] == pid, "and it goes on"
+
+
+EARLY = """
+import json, os, sys
+from pathlib import Path
+from titan_rl.mesh.forking import fork_server, forking
+
+def note(kind="shared"):
+    read = {name: os.environ.get(name) for name in ("GOMP_SPINCOUNT", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")}
+    print(json.dumps([kind, os.getpid() == controller, *read.values()]), flush=True)
+
+controller, taken_to = os.getpid(), sys.argv[1]
+forking.import_shared = note
+forking.import_all = fork_server.import_all = note
+forking.sees_gpu = fork_server.sees_gpu = lambda: False
+with forking.servers_started_early(["trainer", "generator"]):
+    [ahead] = forking._ahead
+    if taken_to:
+        forking.ForkServers(Path(taken_to), {}, taken_to).start()
+        assert (Path(taken_to) / "trainer").is_socket() and not forking._ahead
+    print(json.dumps([str(ahead._folder), ahead.processes]), flush=True)
+    sys.stdin.read()
+    assert os.environ.get("GOMP_SPINCOUNT") is None
+    raise ZeroDivisionError
+"""
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_servers_that_were_begun_ahead_are_taken_over_and_end_with_the_block(is_taken, tmp_path, monkeypatch):
-    monkeypatch.delenv(forking.FORK_SERVERS, raising=False)
-    with pytest.raises(ZeroDivisionError), forking.servers_started_early():
-        [ahead] = forking._ahead
-        assert (ahead._folder / "trainer").is_socket()
-        if is_taken:
-            ForkServers(tmp_path, {}, str(tmp_path)).start()
-            assert (tmp_path / "trainer").is_socket() and not forking._ahead
-        raise ZeroDivisionError
-    assert gone(ahead._process.pid) and not ahead._folder.exists() and not forking._ahead
+def test_servers_that_were_begun_ahead_are_taken_over_and_end_with_the_block(is_taken, tmp_path):
+    """What the controller needs, too, it imports, with the environment of a server, before it forks that server."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", EARLY, str(tmp_path) if is_taken else ""],
+        **dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
+        env={name: value for name, value in os.environ.items() if name not in (forking.FORK_SERVERS, "GOMP_SPINCOUNT")},
+    )
+    said = []
+    while not said or not isinstance(said[-1][1], list):
+        said.append(json.loads(process.stdout.readline()))
+    [folder, servers] = said.pop()
+    assert len(servers) == 3 and all(process_state(pid) != "gone" for pid in servers)
+    if is_taken:
+        asyncio.run(asyncio.wait_for(forking.imports_done(tmp_path, "trainer"), 30))
+        asyncio.run(asyncio.wait_for(forking.imports_done(tmp_path, "generator"), 30))
+    _, error = process.communicate(timeout=60)
+    assert error.rstrip().endswith("ZeroDivisionError"), error
+    assert all(map(gone, servers)) and not Path(folder).exists()
+    here = [["shared", True, "20000", None], ["trainer", True, "20000", "256"]]
+    assert [each for each in said if each[1]] == here
+    if is_taken:  # a server does its kind's imports once more, which is nothing where they are done
+        by_servers = map(json.loads, (tmp_path / "fork_servers.txt").read_text().splitlines())
+        assert sorted(by_servers) == [["generator", False, "20000", None], ["trainer", False, "20000", "256"]]
 
 
 def test_no_two_have_the_same_randomness(server):
@@ -227,17 +284,16 @@ def test_the_client_dies_with_its_parent(server, tmp_path):
 
 
 def test_a_server_that_dies_takes_nobody_with_it(server):
-    process, path = server
+    pid, path = server
     one = client(path, "stay")
-    pid = int(one.stdout.readline())
-    process.kill()
-    process.wait()
-    time.sleep(0.2)
-    assert process_state(pid) != "gone" and one.poll() is None
-    assert told(path)["argv"] == ["one", "two words"], "and who asks for another becomes it"
+    forked = int(one.stdout.readline())
     os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+    time.sleep(0.2)
+    assert process_state(forked) != "gone" and one.poll() is None
+    assert told(path)["argv"] == ["one", "two words"], "and who asks for another becomes it"
+    os.kill(forked, signal.SIGKILL)
     assert one.wait(60) == 1
-    process.returncode = 0  # as the fixture expects of one that was let live
 
 
 def test_what_libraries_read_when_they_are_imported_is_there_then():
@@ -253,6 +309,21 @@ def test_what_libraries_read_when_they_are_imported_is_there_then():
 
 
 @pytest.mark.slow
+def test_engines_do_without_what_they_never_use(tmp_path):
+    """And who asks for vLLM's server all the same gets it. By the tests' own fork servers, whose imports are done."""
+    (tmp_path / "look.py").write_text("""if True:
+        import sys
+        print(*(name for name in ("openai", "torchtitan", "vllm.parser", "vllm.v1.engine.core") if name in sys.modules))
+        import vllm.entrypoints.mcp.tool_server, vllm.parser.engine.adapters
+        print(len(vars(vllm.entrypoints.mcp.tool_server.ToolServer)) > 3, vllm.parser.engine.adapters.__file__ != "")
+    """)
+    folder, command = os.environ[forking.FORK_SERVERS], (sys.executable, ["-m", "look"])
+    arguments = forking.client_arguments(fork_client.__file__, folder, "generator", *command)
+    said = subprocess.check_output([sys.executable, *arguments], cwd=tmp_path, text=True, timeout=120)
+    assert said.splitlines() == ["vllm.v1.engine.core", "True True"]
+
+
+@pytest.mark.slow
 def test_a_run_has_its_own_and_can_do_without(tmp_path, monkeypatch):
     """A generator is made by fork; when its servers have died, others are started anew."""
     for name in set(os.environ) - set(conftest.ENVIRONMENT):  # the tests' own servers, and what vLLM sets
@@ -262,17 +333,17 @@ def test_a_run_has_its_own_and_can_do_without(tmp_path, monkeypatch):
     try:
         running.wait_for_step(root, 2)
         children = running.descendants(process.pid)
-        servers = {pid for pid in children if "forking.fork_server" in running.command_line(pid)}
+        forked = {pid for pid in children if "titan_rl.train" in running.command_line(pid)}
         first = actors_of(root)
-        assert set(first.values()) - {first["scorer 0"]} < servers, "all actors were forked"
+        assert set(first.values()) - {first["scorer 0"]} < forked, "all actors were forked"
         marks = {mark for pid in children if (mark := running.mark_of(pid))}
-        assert len(marks) == 2, "servers that were begun before the run have a mark of their own"
+        assert len(marks) == 1, "servers that were begun before the run have none, and its actors have its own"
         second = replaced(root, first)
-        assert "forking.fork_server" in running.command_line(second["generator 0"])
-        for pid in servers - set(first.values()):
+        assert "titan_rl.train" in running.command_line(second["generator 0"])
+        for pid in forked - set(first.values()):
             os.kill(pid, signal.SIGKILL)
         third = replaced(root, second)
-        assert "forking.fork_server" not in running.command_line(third["generator 0"])
+        assert "bootstrap_main" in running.command_line(third["generator 0"])
     finally:
         process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130, running.output(root)[-3000:]
@@ -319,3 +390,30 @@ def test_what_a_command_checks_first_imports_nothing_that_starts_threads():
     """Monarch does: a process that is forked behind its import waits for threads that it has not."""
     program = "import sys, titan_rl.controller.preflight.checks; print('monarch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"
+
+
+def test_a_package_index_is_read_as_importlib_reads_it():
+    expected, found = importlib.metadata.packages_distributions(), imports.packages_distributions()
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_settings_of_malloc_hold_after_a_fork():
+    """Blocks of the heap, however large, and none given back. A fork has read no environment."""
+    program = """if True:
+        import ctypes, os
+        from titan_rl.mesh.forking.fork_server import _set_malloc
+        from titan_rl.mesh.resources.cores import trainer_environment, Threads
+        os.environ |= trainer_environment(Threads(1, 1))
+        _set_malloc()
+        libc = ctypes.CDLL(None)
+        libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+        libc.free.argtypes = [ctypes.c_void_p]
+        span = lambda: next(line.split()[0] for line in open("/proc/self/maps") if "[heap]" in line)
+        before = span()
+        block = libc.malloc(3 << 30)
+        during = span()
+        libc.free(block)
+        print(before != during == span())
+    """
+    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, env=environment) == "True\n"

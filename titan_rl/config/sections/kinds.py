@@ -21,6 +21,8 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 """vLLM's limits of the presence and frequency penalties."""
 Quantization = Literal["none", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block"]
 """Of an engine's linear layers, by vLLM's names."""
+FP8_BLOCK = 128
+"""Rows, and columns, of a weight that share a scale in ``fp8_per_block``."""
 LearningRate = Annotated[float, Field(gt=0, le=1e6)]
 
 

@@ -4,6 +4,8 @@ One server for each kind of actor: each is handed the socket that it listens at,
 KINDS, separated by commas, at once; of others when it is first asked), and forks for whoever connects (fork_client.py).
 What was imported is in memory once, too. A process that it forked lives on when the server dies, and dies with its
 client. The servers end when their standard input does.
+
+They are children of this program, or of the controller itself (``serve_in_child``), which then shares its imports.
 """
 
 import ctypes
@@ -17,6 +19,8 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +33,15 @@ from titan_rl.mesh.resources.imports import import_all, import_shared, sees_gpu
 
 _REQUEST_BYTES = 1 << 20
 _F_SETSIG = 10
-_M_ARENA_MAX = -8
+_MALLOC_OPTIONS = {
+    "MALLOC_TRIM_THRESHOLD_": -1,
+    "MALLOC_TOP_PAD_": -2,
+    "MALLOC_MMAP_THRESHOLD_": -3,
+    "MALLOC_ARENA_MAX": -8,
+}
+"""Of mallopt, by the variable that glibc reads for each."""
+_MALLOC_MOST = (1 << 31) - 1
+_NO_LIMIT = -1
 _ENVIRONMENT_START = 47
 """Field of /proc/self/stat, counted from the state."""
 
@@ -158,9 +170,9 @@ def _write_mark(mark: str) -> None:
     start, end = map(int, fields[_ENVIRONMENT_START : _ENVIRONMENT_START + 2])
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
         memory.seek(start)
-        place = memory.read(end - start).index(f"{MARK}=".encode()) + len(MARK) + 1
+        place = max(memory.read(end - start).find(f"{MARK}=".encode()), 0)  # the first variable's, where it has none
         memory.seek(start + place)
-        memory.write(mark.encode())
+        memory.write(f"{MARK}={mark}\0".encode()[: end - start])
 
 
 def _renew() -> None:
@@ -170,12 +182,15 @@ def _renew() -> None:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))
+    if constants := sys.modules.get("huggingface_hub.constants"):
+        vars(constants)["HF_HUB_OFFLINE"] = os.environ.get("HF_HUB_OFFLINE") == "1"
 
 
-def _limit_arenas() -> None:
+def _set_malloc() -> None:
     """glibc's malloc reads its environment when a process begins by exec, and at no fork."""
-    if most := os.environ.get("MALLOC_ARENA_MAX"):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, int(most))
+    for variable, option in _MALLOC_OPTIONS.items():
+        if value := os.environ.get(variable):
+            ctypes.CDLL(None).mallopt(option, number if (number := int(value)) <= _MALLOC_MOST else _NO_LIMIT)
 
 
 def _forks_can_use_gpu() -> bool:
@@ -197,27 +212,32 @@ def _serve(listeners: dict[str, socket.socket], at_once: list[str]) -> Request |
         if os.fork() == 0:
             for other in set(listeners) - {kind}:
                 listeners[other].close()
-            if kind not in at_once and not _is_asked(listeners[kind]):
-                return None
-            os.environ |= import_environment(kind, on_cpu=not sees_gpu())
-            _limit_arenas()
-            import_all(kind)
-            if sees_gpu() and not _forks_can_use_gpu():
-                sys.stderr.write(f"{kind}: an import initialized CUDA, so its processes are started, not forked\n")
-                return None
-            gc.freeze()  # a collection in a process that was forked would copy what it only looks at
-            return ForkServer(listeners[kind]).run()
+            return _serve_kind(kind, listeners[kind], kind in at_once)
         listeners[kind].close()  # or clients of a server that has ended would wait
     os.read(0, 1)
     return None
 
 
-if __name__ == "__main__":
+def _serve_kind(kind: str, listener: socket.socket, is_at_once: bool) -> Request | None:
+    """As ``ForkServer.run``. ``is_at_once``: import what it needs now, and not when the first client asks."""
+    if not is_at_once and not _is_asked(listener):
+        return None
+    os.environ |= import_environment(kind, on_cpu=not sees_gpu())
+    _set_malloc()
+    import_all(kind)
+    if sees_gpu() and not _forks_can_use_gpu():
+        sys.stderr.write(f"{kind}: an import initialized CUDA, so its processes are started, not forked\n")
+        return None
+    gc.freeze()  # a collection in a process that was forked would copy what it only looks at
+    return ForkServer(listener).run()
+
+
+def _run(serve: Callable[[], Request | None]) -> NoReturn:
+    """The whole life of a server, and of each process that it forks."""
     os.umask(0o077)
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    kinds = (argument.split("=") for argument in sys.argv[2:])
-    request = _serve({kind: socket.socket(fileno=int(number)) for kind, number in kinds}, sys.argv[1].split(","))
+    request = serve()
     if request is None:
         os._exit(0)  # exit handlers of libraries are for processes that used them
     try:
@@ -225,3 +245,40 @@ if __name__ == "__main__":
     except SystemExit as ended:
         leave(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
     leave(0)
+
+
+def serve_in_child(
+    kind: str,
+    listener: socket.socket,
+    is_at_once: bool,
+    environment: dict[str, str],
+    standard: tuple[int, int],
+    others: Iterable[int],
+) -> int:
+    """Fork a server from this process, which must have no other thread; its id.
+
+    ``environment`` is added to this process's own. ``standard``: descriptors of its input, with whose end it ends, and
+    of its output. ``others``: descriptors that are not its own.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return pid
+    try:
+        os.setsid()
+        given, output = standard
+        for number, descriptor in enumerate((given, output, output)):
+            os.dup2(descriptor, number)
+        for descriptor in others:
+            os.close(descriptor)
+        os.environ |= environment
+        _run(lambda: _serve_kind(kind, listener, is_at_once))
+    except BaseException:
+        traceback.print_exc()
+    leave(1)
+
+
+if __name__ == "__main__":
+    kinds = (argument.split("=") for argument in sys.argv[2:])
+    listeners = {kind: socket.socket(fileno=int(number)) for kind, number in kinds}
+    _run(lambda: _serve(listeners, sys.argv[1].split(",")))

@@ -1,7 +1,7 @@
 """The controller's side of fork servers: a run's own, or those that are there for all runs of a machine.
 
-A run's own may be begun ahead of it, so that their imports and the controller's go on side by side: the first run of
-this process takes them over.
+A run's own may be begun ahead of it, as children of this process, which has done most of their imports for itself: the
+first run of this process takes them over.
 """
 
 import asyncio
@@ -14,20 +14,23 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO
 
 from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.forking import fork_client
+from titan_rl.mesh.forking.fork_server import serve_in_child
 from titan_rl.mesh.processes.logs import log_file
-from titan_rl.mesh.processes.processes import MARK, new_mark
-from titan_rl.mesh.resources.cores import available_cores, fork_environment
-from titan_rl.mesh.resources.imports import IMPORTS
+from titan_rl.mesh.processes.processes import MARK
+from titan_rl.mesh.resources.cores import fork_environment, import_environment
+from titan_rl.mesh.resources.imports import IMPORTS, import_all, import_shared, sees_gpu
 from titan_rl.mesh.resources.scratch import make_scratch
 
 FORK_SERVERS = "TITAN_RL_FORK_SERVERS"
 """Environment variable: the folder of servers that others started, and that outlive a run."""
 _MOST_WAITING = 64
+_OPEN = "/proc/self/fd"
 
 
 class ForkServers:
@@ -110,14 +113,42 @@ def _listen(path: Path) -> socket.socket:
 
 
 class EarlyServers:
-    """Fork servers started before their run, with a mark of their own."""
+    """Fork servers started before their run, as children of this process, which shares its imports with them."""
 
-    def __init__(self, kinds: Iterable[str]) -> None:
-        """``kinds``: those whose imports begin now."""
+    def __init__(self) -> None:
         self._folder = make_scratch()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (``end`` closes it)
         self._logs: str | None = None
-        self._process = start(self._folder, fork_environment() | new_mark(), self._output, kinds)
+        self._listeners = {kind: _listen(self._folder / kind) for kind in IMPORTS}
+        self._input, self._lifeline = os.pipe()
+        """The servers' standard input, and what it ends with."""
+        self._others = _descriptors()
+        """Of this process, and no server's; what imports will open is everybody's."""
+        self.processes: list[int] = []
+
+    def start(self, kinds: list[str]) -> None:
+        """Import what actors of these kinds need, and fork the servers.
+
+        What engines need and controllers do not, vLLM above all, their server imports, which begins once what all share
+        is there. Servers of other kinds import when they are first asked.
+        """
+        here = [kind for kind in kinds if kind != "generator"]
+        import_module("huggingface_hub.constants")  # it reads whether to be offline, which a server is and this is not
+        with _importing(fork_environment()):
+            import_shared()
+        for kind in IMPORTS:
+            if kind not in here:
+                self._fork(kind, is_at_once=kind in kinds)
+        for kind in here:
+            with _importing(fork_environment() | import_environment(kind, on_cpu=not sees_gpu())):
+                import_all(kind)
+            self._fork(kind, is_at_once=True)
+
+    def _fork(self, kind: str, is_at_once: bool) -> None:
+        with self._listeners.pop(kind) as listener:
+            self._others.remove(listener.fileno())
+            environment, standard = fork_environment() | no_mark(), (self._input, self._output.fileno())
+            self.processes.append(serve_in_child(kind, listener, is_at_once, environment, standard, self._others))
 
     def move(self, folder: Path, logs: str | None) -> None:
         """Move the servers' sockets into a run's folder."""
@@ -128,14 +159,40 @@ class EarlyServers:
 
     def end(self) -> None:
         """End the servers at once."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        for process in self.processes:
+            with suppress(ProcessLookupError):  # it had no time yet to lead a group
+                os.killpg(process, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        for listener in self._listeners.values():
+            listener.close()
+        os.close(self._input)
+        os.close(self._lifeline)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._output.seek(0)
         with log_file(self._logs, "fork_servers") as log:
             log.write(self._output.read().decode(errors="replace"))
         self._output.close()
+
+
+def _descriptors() -> list[int]:
+    """Open ones, without standard input and output; the one that they were listed by is closed."""
+    return [int(name) for name in os.listdir(_OPEN) if int(name) > 2 and os.path.lexists(f"{_OPEN}/{name}")]
+
+
+@contextmanager
+def _importing(environment: dict[str, str]) -> Iterator[None]:
+    """With the environment that libraries read when they are imported; a terminal does not stay empty meanwhile."""
+    from titan_rl.config.io.terminal import Terminal
+
+    own = dict(os.environ)
+    try:
+        with Terminal().status("loading libraries"):  # by a thread, which ends before any fork
+            os.environ |= environment
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(own)
 
 
 _ahead: list[EarlyServers] = []
@@ -145,15 +202,8 @@ _ahead: list[EarlyServers] = []
 def can_start_early(config: Config) -> bool:
     """Whether a run of this config is likely to use early servers."""
     mesh = config.mesh
-    is_free = FORK_SERVERS not in os.environ and can_fork_here()
+    is_free = FORK_SERVERS not in os.environ and can_fork_here() and is_alone()
     return mesh.fork_servers and is_free and (mesh.launcher == "local" or not mesh.worker_loops)
-
-
-def imported_ahead(kinds: Iterable[str]) -> list[str]:
-    """Kinds whose imports begin ahead of a run: where cores are few, the generators' alone, whose take longest."""
-    kinds = list(kinds)
-    has_cores = available_cores() > len(kinds)  # one is the controller's
-    return kinds if has_cores or "generator" not in kinds else ["generator"]
 
 
 def can_fork_here() -> bool:
@@ -161,12 +211,22 @@ def can_fork_here() -> bool:
     return not os.environ.get("LD_PRELOAD")
 
 
+def is_alone() -> bool:
+    """Whether this process has one thread, so that a fork of it is whole. (numpy's own, which imports will start, are
+    made for that.)"""
+    return len(os.listdir("/proc/self/task")) == 1
+
+
 @contextmanager
 def servers_started_early(kinds: Iterable[str] = IMPORTS) -> Iterator[None]:
-    """Servers begin with the imports of these kinds; who needs some within takes them over. All end here."""
-    ahead = EarlyServers(kinds)
+    """Import what actors of these kinds need into this process, and have their servers as its children, if it may.
+
+    Who needs some within takes them over. All end here.
+    """
+    ahead = EarlyServers()
     _ahead.append(ahead)
     try:
+        ahead.start(list(kinds))
         yield
     finally:
         _ahead.clear()

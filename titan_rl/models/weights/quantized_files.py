@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from titan_rl.config.sections.kinds import Quantization
+from titan_rl.config.sections.kinds import FP8_BLOCK, Quantization
 
-BLOCK = 128
 _LINEAR = re.compile(r"(.*\.layers\.\d+\..*\.)(\w+)_proj\.weight")
 """A linear layer of a block, of all models that ``layers_without_fp8`` finds nothing in."""
 _FUSED = {**dict.fromkeys("qkv", "qkv"), **dict.fromkeys(("gate", "up"), "gate_up")}
@@ -63,8 +62,8 @@ class Quantizer:
         if self.scheme == "fp8_per_tensor":
             return [scales[0] for _ in sizes]
         if self.scheme == "fp8_per_block":
-            assert all(size % BLOCK == 0 for size in sizes[:-1]), "blocks that two layers share were refused"
-            sizes = [-(-size // BLOCK) for size in sizes]
+            assert all(size % FP8_BLOCK == 0 for size in sizes[:-1]), "blocks that two layers share were refused"
+            sizes = [-(-size // FP8_BLOCK) for size in sizes]
         return list(scales.split(sizes))
 
     @property
@@ -75,7 +74,7 @@ class Quantizer:
                 "quant_method": "fp8",
                 "fmt": "e4m3",
                 "activation_scheme": "dynamic",
-                "weight_block_size": [BLOCK, BLOCK],
+                "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
                 "modules_to_not_convert": [_HEAD],
             }
         group = {

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from titan_rl.compat.vllm.quantization import activation_rounding, block_codes, channel_codes
-from titan_rl.models.weights.quantized_files import BLOCK
+from titan_rl.config.sections.kinds import FP8_BLOCK
 
 Scheme = Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block"]
 """vLLM's names."""
@@ -35,25 +35,25 @@ def quantize_weight(weight_OI: torch.Tensor, scheme: Scheme) -> tuple[torch.Tens
     if not torch.isfinite(weight_OI).all():
         raise ValueError("values that are not finite")
     if scheme == "fp8_per_block":
-        return block_codes(weight_OI, BLOCK)
+        return block_codes(weight_OI, FP8_BLOCK)
     amax_O1 = weight_OI.abs().amax(-1, keepdim=True)
     return channel_codes(weight_OI, amax_O1.max().expand_as(amax_O1) if scheme == "fp8_per_tensor" else amax_O1)
 
 
 def dequantize(codes_NI: torch.Tensor, scales: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Values in fp32. ``scales``: [N, 1], or by groups of BLOCK columns, and of BLOCK rows if they are as few."""
+    """Values in fp32. ``scales``: [N, 1], or by blocks of columns, and of rows where they are as few."""
     if scheme != "fp8_per_block":
         return codes_NI.float() * scales
     if len(scales) < len(codes_NI):
-        scales = scales.repeat_interleave(BLOCK, 0)[: len(codes_NI)]
-    return codes_NI.float() * scales.repeat_interleave(BLOCK, 1)[:, : codes_NI.shape[1]]
+        scales = scales.repeat_interleave(FP8_BLOCK, 0)[: len(codes_NI)]
+    return codes_NI.float() * scales.repeat_interleave(FP8_BLOCK, 1)[:, : codes_NI.shape[1]]
 
 
 def activation_quantizer(scheme: Scheme) -> Callable[[torch.Tensor], torch.Tensor]:
     """Function that rounds activations [..., I] to E4M3, and gives them back in fp32; what is not finite becomes NaN.
 
     To be called where vLLM's configuration is set, as in a loader."""
-    codes_of = activation_rounding(BLOCK if scheme == "fp8_per_block" else None)
+    codes_of = activation_rounding(FP8_BLOCK if scheme == "fp8_per_block" else None)
 
     def rounded(x_I: torch.Tensor) -> torch.Tensor:
         x_TI = x_I.reshape(-1, x_I.shape[-1])

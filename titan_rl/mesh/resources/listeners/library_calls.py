@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,24 +23,16 @@ def address_of(function: Any) -> int:
 
 def entries_of(library: str, function: int) -> list[int]:
     """Where a loaded library keeps the address of a function."""
-    pattern, library = function.to_bytes(_WORD_BYTES, sys.byteorder), os.path.realpath(library)  # as maps has it
-    entries = []
+    pattern = re.compile(re.escape(function.to_bytes(_WORD_BYTES, sys.byteorder)), re.DOTALL)
+    library, entries = os.path.realpath(library), []  # as maps has it
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, permissions, *_, file = line.split(maxsplit=5)
         if file != library or permissions not in ("r--p", "rw-p"):
             continue
         start, end = (int(number, 16) for number in span.split("-"))
-        data = ctypes.string_at(start, end - start)
-        entries += [start + i for i in _places(data, pattern) if i % _WORD_BYTES == 0]
+        data = (ctypes.c_char * (end - start)).from_address(start)
+        entries += [start + place.start() for place in pattern.finditer(data) if place.start() % _WORD_BYTES == 0]
     return entries
-
-
-def _places(data: bytes, pattern: bytes) -> list[int]:
-    places, place = [], data.find(pattern)
-    while place >= 0:
-        places.append(place)
-        place = data.find(pattern, place + 1)
-    return places
 
 
 def write_entry(entry: int, address: int) -> None:
