@@ -314,6 +314,7 @@ class Session:
             self._controller.cancel()
         if self._granting is not None:
             self._granting.cancel()
+        plotted = asyncio.create_task(asyncio.to_thread(self._plot))
         if self._meshes is not None:
             self.display.enter("stopping the actors")
             await self._meshes.stop()
@@ -324,9 +325,12 @@ class Session:
         self.ledger.close()
         self.stream.close()
         self.events.close()
+        await plotted
+        return summary
+
+    def _plot(self) -> None:
         with unless_full():
             plot_curves(self.run_dir.root, self.run_dir.curves)
-        return summary
 
     # wiring
 

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import titan_rl.compat.vllm.without_server  # noqa: F401  # isort: skip  (before the rest of vLLM)
 import numpy as np
 import torch.distributed as dist
 from tqdm import tqdm

@@ -313,14 +313,17 @@ def test_engines_do_without_what_they_never_use(tmp_path):
     """And who asks for vLLM's server all the same gets it. By the tests' own fork servers, whose imports are done."""
     (tmp_path / "look.py").write_text("""if True:
         import sys
-        print(*(name for name in ("openai", "torchtitan", "vllm.parser", "vllm.v1.engine.core") if name in sys.modules))
+        from vllm.renderers.registry import RENDERER_REGISTRY
+        renderer = RENDERER_REGISTRY.load_renderer_cls("hf").__name__
+        names = "openai", "torchtitan", "vllm.parser", "vllm.v1.engine.core"
+        print(renderer, *(name for name in names if name in sys.modules))
         import vllm.entrypoints.mcp.tool_server, vllm.parser.engine.adapters
         print(len(vars(vllm.entrypoints.mcp.tool_server.ToolServer)) > 3, vllm.parser.engine.adapters.__file__ != "")
     """)
     folder, command = os.environ[forking.FORK_SERVERS], (sys.executable, ["-m", "look"])
     arguments = forking.client_arguments(fork_client.__file__, folder, "generator", *command)
     said = subprocess.check_output([sys.executable, *arguments], cwd=tmp_path, text=True, timeout=120)
-    assert said.splitlines() == ["vllm.v1.engine.core", "True True"]
+    assert said.splitlines() == ["TokenRenderer vllm.v1.engine.core", "True True"]
 
 
 @pytest.mark.slow
@@ -355,15 +358,18 @@ def test_a_run_has_its_own_and_can_do_without(tmp_path, monkeypatch):
 def test_a_process_does_what_is_due_at_exit_and_takes_nothing_apart(code):
     """As triton's binding library would have it, which prints forty lines then."""
     program = f"""
-import atexit, threading, time
+import atexit, gc, threading, time
 from titan_rl.mesh.forking.fork_server import leave
 
 class Held:
     def __del__(self):
         print("taken apart")
 
-held = Held()
+held, cycle = Held(), Held()
+cycle.itself = cycle
+del cycle
 atexit.register(print, "due")
+atexit.register(lambda: gc.collect())
 threading.Thread(target=lambda: (time.sleep(0.1), print("ended", end=" "))).start()
 leave({code})
 """

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch.actor import attach_to_workers, this_host
-from monarch.job import new_service_proc_id, service_proc_addr
 
 from titan_rl.compat.monarch.actors import know_faults_of
 from titan_rl.mesh.hosts.host_path import HostPath
@@ -147,6 +146,8 @@ class Hosts:
         return host
 
     def _address(self) -> str:
+        from monarch.job import new_service_proc_id, service_proc_addr  # with its dashboard: a tenth of a second
+
         return service_proc_addr(f"ipc://{self._scratch}/host{next(self._numbers)}", new_service_proc_id())
 
     def _attach(self, name: str, address: str, pid: int) -> Host:

@@ -9,12 +9,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SHARED = ("torch", "transformers.models.auto.tokenization_auto", "transformers.utils.type_validators")
-"""What all kinds import."""
+SHARED = (
+    "torch",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.utils.type_validators",
+    "transformers.modeling_utils",
+)
+"""What all kinds import, without torchao."""
 IMPORTS = {
     "trainer": ("titan_rl.models.device", "titan_rl.trainer.join", "titan_rl.trainer.state.snapshot"),
     "generator": (
-        "titan_rl.compat.vllm.without_server",
         "titan_rl.generator.engine",
         "titan_rl.generator.weights.vllm_recording",
         "vllm.v1.worker.gpu_worker",
@@ -29,9 +33,6 @@ IMPORTS = {
     ),
 }
 """None of them may start a thread that a fork would lose, which Monarch's do."""
-_LEFT_OUT = {"generator": ("torchao",)}
-"""Packages that a kind does without: transformers imports all of torchao wherever it is installed, which takes a second
-and initializes CUDA."""
 _ON_GPU = {
     "generator": (
         "vllm.v1.worker.gpu.model_runner",
@@ -73,10 +74,30 @@ def packages_distributions() -> dict[str, list[str]]:
     return dict(found)
 
 
+@contextmanager
+def _without_torchao() -> Iterator[None]:
+    """transformers imports all of torchao wherever it is installed, which takes half a second and initializes CUDA.
+
+    It does without from then on; whoever else asks for torchao afterwards gets it.
+    """
+    if "torchao" in sys.modules:
+        yield
+        return
+    _leave_out_torchao()
+    try:
+        yield
+    finally:
+        del sys.modules["torchao"]
+
+
+def _leave_out_torchao() -> None:
+    sys.modules.setdefault("torchao", None)  # pyright: ignore[reportArgumentType]  # so that Python finds none
+
+
 def import_shared() -> None:
     slow, importlib.metadata.packages_distributions = importlib.metadata.packages_distributions, packages_distributions
     try:
-        with collector_paused():
+        with collector_paused(), _without_torchao():
             for module in SHARED:
                 importlib.import_module(module)
     finally:
@@ -85,10 +106,11 @@ def import_shared() -> None:
 
 def import_all(kind: str) -> None:
     """Of a kind of actor."""
-    for package in _LEFT_OUT.get(kind, ()):
-        sys.modules.setdefault(package, None)  # pyright: ignore[reportArgumentType]  # so that Python finds none
+    import_shared()
+    if kind == "generator":  # vLLM imports it, too
+        _leave_out_torchao()
     with collector_paused():
-        for module in SHARED + IMPORTS[kind]:
+        for module in IMPORTS[kind]:
             importlib.import_module(module)
         for module in _ON_GPU.get(kind, ()) if sees_gpu() else ():
             importlib.import_module(module)
