@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from gpu_day.running import WATCH_SECONDS, run
-from gpu_day.runs import Figures, judged, table
+from gpu_day.runs import Figures, judged, ratio_to_trl, table
 from gpu_day.stages import STAGES
 
 from titan_rl.diagnostics.recipes.gpu_watch import gpu_watch
@@ -47,6 +47,8 @@ def main() -> int:
     for name in arguments.stages or STAGES:
         print(f"{name} ...", file=sys.stderr, flush=True)
         found[name] = run(name, STAGES[name], out)
+        if name == "TRL":
+            found[name] |= ratio_to_trl(found.get("1.51B", {}), found[name])
         rows += judged(name, STAGES[name].bars, found[name])
         (out / "figures.json").write_text(json.dumps(found, indent=1))
         (out / "table.md").write_text(table(rows) + "\n")

@@ -17,6 +17,7 @@ from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
 from titan_rl.diagnostics.principles import arguments as principles_arguments
 from titan_rl.diagnostics.web.collect import arguments as collect_arguments
+from titan_rl.mesh.forking.forking import servers_started_early
 from titan_rl.service import arguments as serve_arguments
 from titan_rl.train import add_arguments, join_torchrun, train_command
 
@@ -194,9 +195,10 @@ def _doctor(options: argparse.Namespace, overrides: dict) -> int:
         from titan_rl.diagnostics.doctor.rows import doctor_rows
 
         return doctor_rows(options.file, overrides, options.rows, as_json=options.json)
-    from titan_rl.diagnostics.doctor.command import doctor
+    with servers_started_early(load_config(options.file, overrides)):
+        from titan_rl.diagnostics.doctor.command import doctor
 
-    return doctor(options.file, overrides, as_json=options.json)
+        return doctor(options.file, overrides, as_json=options.json)
 
 
 def _evaluate(options: argparse.Namespace, overrides: dict) -> int:

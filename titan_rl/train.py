@@ -13,7 +13,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Coroutine
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -37,7 +36,7 @@ from titan_rl.config.sections.schema import MADE_MODELS, TITAN_SECTIONS, Config
 from titan_rl.config.shipped import LISTED, shipped, subject
 from titan_rl.config.torchrun import World, adopt, earlier_run, forget, record_run, report_to_torchrun, world_of
 from titan_rl.data.storage.files import is_full
-from titan_rl.mesh.forking.forking import can_start_early, servers_started_early
+from titan_rl.mesh.forking.forking import servers_started_early
 from titan_rl.mesh.resources.imports import IMPORTS, collector_paused
 from titan_rl.mesh.resources.open_files import raise_open_files
 
@@ -66,7 +65,7 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
         return _train_over_hosts(config, command, resume)
     if world is None:
         kinds = IMPORTS if config.has_generators else ("trainer",)
-        with servers_started_early(kinds) if can_start_early(config) else nullcontext():
+        with servers_started_early(config, kinds):
             return drive(run_to_end(_open(config, command, resume)))
     return _train_under_torchrun(world, config, command, resume)
 
@@ -144,7 +143,11 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
     config = load_config(config_file, overrides)
     if config.model.path in MADE_MODELS:
         raise ConfigError("eval needs a model: give its Hugging Face directory")
+    with servers_started_early(config, ("generator", "verifier")):
+        return _evaluate_directory(config)
 
+
+def _evaluate_directory(config: Config) -> "Proportion":
     from titan_rl.controller.preflight.checks import check
     from titan_rl.controller.wiring import Actors
     from titan_rl.mesh.meshes import ALL_PARTS
@@ -152,7 +155,6 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
 
     home = Path(config.model.path)
     check_no_modules(home.parent if (home.parent / "config.json").is_file() else home)  # a run directory holds models
-
     checked = check(config)
 
     async def evaluate() -> "Proportion":

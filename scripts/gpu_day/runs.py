@@ -57,6 +57,12 @@ def figures_of_trl(log: str) -> Figures:
     return {"seconds_step": statistics.median(seconds[1:])} if seconds[1:] else {}
 
 
+def ratio_to_trl(ours: Figures, trl: Figures) -> Figures:
+    """Nothing where one of the two has not come to a step."""
+    seconds = ours.get("seconds_step"), trl.get("seconds_step")
+    return {"ours_over_trl": seconds[0] / seconds[1]} if all(seconds) else {}
+
+
 def figures_of_check(log: str) -> Figures:
     """Rows of gpu_check.py: whether each holds, and the trainer's share of the matrix rate."""
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]

@@ -47,11 +47,19 @@ STAGES: dict[str, Stage] = {
         _noise("beside", 6), 300, (Bar("seconds_to_first_step", 45), Bar("seconds_step", 4.1), *_IN_BF16), run="beside"
     ),
     "1.51B again": Stage(_noise("beside_again", 3), 150, (Bar("seconds_to_first_step", 20),), run="beside_again"),
+    "1.51B engine not compiled": Stage(
+        _noise("graphs", 3, "--generator.torch_compile", "false"),
+        150,
+        (Bar("seconds_to_first_step", 45),),
+        run="graphs",
+    ),
     "1.51B compiled": Stage(_noise("compiled", 4, "--compile.enable", "true"), 240, run="compiled"),
     "1.51B colocated": Stage(
         _noise("colocated", 4, "--placement.mode", "colocated"), 240, (Bar("share_between", 0.1),), run="colocated"
     ),
-    "TRL": Stage((sys.executable, "-m", "gpu_day.trl_steps", ".", "4"), 240, read=figures_of_trl),
+    "TRL": Stage(
+        (sys.executable, "-m", "gpu_day.trl_steps", ".", "4"), 240, (Bar("ours_over_trl", 0.35),), read=figures_of_trl
+    ),
     "check": Stage(
         (sys.executable, str(SCRIPTS / "gpu_check.py")),
         500,

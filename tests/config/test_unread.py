@@ -293,7 +293,7 @@ def test_all_keys_are_tried():
 @pytest.fixture
 def nothing_starts(monkeypatch):
     """A run that is not refused would begin here."""
-    monkeypatch.setattr("titan_rl.train.can_start_early", lambda config: False)
+    monkeypatch.setattr("titan_rl.mesh.forking.forking.is_alone", lambda: False)  # so no servers are begun
     monkeypatch.setattr("titan_rl.train.drive", lambda work: pytest.fail("the run was taken"))
 
 

@@ -9,7 +9,15 @@ import pytest
 from gpu_check.thresholds import NOT_MEASURED
 from gpu_day.model import TINY, write
 from gpu_day.running import run
-from gpu_day.runs import figures_of_check, figures_of_kernels, figures_of_tests, figures_of_trl, judged, table
+from gpu_day.runs import (
+    figures_of_check,
+    figures_of_kernels,
+    figures_of_tests,
+    figures_of_trl,
+    judged,
+    ratio_to_trl,
+    table,
+)
 from gpu_day.stages import STAGES, Stage
 from tree import SCRIPTS
 
@@ -40,7 +48,7 @@ def test_runs_of_noise_are_valid(tmp_path, monkeypatch, capsys):
     """With the model and task that their stage makes; compiled steps need a GPU."""
     write(tmp_path, TINY)
     monkeypatch.chdir(tmp_path)
-    for name in ("1.51B", "1.51B colocated"):
+    for name in ("1.51B", "1.51B engine not compiled", "1.51B colocated"):
         program, command, *flags = STAGES[name].command
         assert (program, command) == ("titan-rl", "train") and flags[flags.index("--run.dir") + 1] == STAGES[name].run
         assert cli.main(["plan", *flags]) == 0, capsys.readouterr().err
@@ -66,6 +74,12 @@ def test_runs_of_noise_are_valid(tmp_path, monkeypatch, capsys):
 )
 def test_what_stages_print_is_read(read, log, found):
     assert read(log) == found
+
+
+def test_a_step_is_compared_with_trl_s_where_both_came_to_one():
+    assert ratio_to_trl({"seconds_step": 3.0}, {"seconds_step": 12.0}) == {"ours_over_trl": 0.25}
+    assert ratio_to_trl({"failed_because": "exit code 1"}, {"seconds_step": 12.0}) == {}
+    assert ratio_to_trl({"seconds_step": 3.0}, {}) == {}
 
 
 def test_a_bar_that_a_stage_did_not_come_to_is_not_met():

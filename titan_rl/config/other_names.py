@@ -98,7 +98,7 @@ KEYS = {
     "seed": "run.seed",
 }
 NOT_HERE = {
-    "enforce_eager": "engines capture graphs on a GPU and are eager on a CPU",
+    "enforce_eager": "engines capture graphs on a GPU and are eager on a CPU; see generator.torch_compile",
     **dict.fromkeys(
         ("micro_batch_size", "ppo_micro_batch_size_per_gpu", "per_device_train_batch_size", "global_batch_size"),
         _PACKED,

@@ -43,7 +43,7 @@ _READ = {
     *(f"rollout.{key}" for key in ("stop", "thinking_budget", "max_new_tokens", "max_turns", "max_retries")),
     *(f"generator.{key}" for key in ("replicas", "tensor_parallel", "dtype", "max_num_seqs", "kv_cache_gib")),
     *("generator.adaptive_max_num_seqs", "generator.quantization"),
-    *("generator.gpu_memory_utilization", "generator.speculative", "training.seq_len"),
+    *("generator.gpu_memory_utilization", "generator.speculative", "generator.torch_compile", "training.seq_len"),
 }
 """Sections and keys that an evaluation on suites reads."""
 

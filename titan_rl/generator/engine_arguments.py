@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
-from vllm.config import KernelConfig, WeightTransferConfig
+from vllm.config import CompilationConfig, CompilationMode, KernelConfig, WeightTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
@@ -133,6 +133,10 @@ def _on_gpu(config: GeneratorConfig, max_model_len: int, devices: Sequence[int],
         # the channel fills the policy alone when the engine wakes
         sleep_preserve_parameter_names=["draft.*"] if sleeps and config.speculative.method == "draft_model" else [],
         quantization=config.quantization if config.is_quantized else None,
+        # of the graphs that vLLM captures by default, those of decoding steps are left then
+        compilation_config=CompilationConfig()
+        if config.torch_compile
+        else CompilationConfig(mode=CompilationMode.NONE),
         # it would compile the kernels of every sampling setting; those of this run are compiled at its first request
         kernel_config=KernelConfig(enable_jit_warmup=False),
     )

@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import Config
-from titan_rl.mesh.forking.forking import can_start_early, servers_started_early
+from titan_rl.mesh.forking.forking import servers_started_early
 from titan_rl.mesh.resources.certificates import server_certificate
 from titan_rl.mesh.resources.imports import collector_paused
 from titan_rl.mesh.resources.listeners.http_server import LOOPBACK, Certificate, HttpServer, listen
@@ -54,8 +54,7 @@ def serve(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> 
     _check(config)
     name, certificate = _name_and_certificate(options)
     raise_open_files()
-    early = servers_started_early(_KINDS) if can_start_early(config) else nullcontext()
-    with listen(options.port, name) as bound, early:
+    with listen(options.port, name) as bound, servers_started_early(config, _KINDS):
         listener = Listener(bound, name, certificate)
         return asyncio.run(_serve(config, listener, options.name, as_json=options.json))
 

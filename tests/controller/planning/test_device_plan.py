@@ -197,6 +197,8 @@ def test_a_cpu_computes_as_it_did():
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_vllm_s_settings(on_cpu, monkeypatch, tmp_path):
+    from vllm.config import CompilationMode
+
     from titan_rl.generator import engine_arguments as arguments
 
     monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: on_cpu, raising=False)
@@ -210,6 +212,10 @@ def test_vllm_s_settings(on_cpu, monkeypatch, tmp_path):
     else:  # vLLM's own choice, which is to have both
         assert (made.enable_chunked_prefill, made.async_scheduling, made.device_ids) == (None, None, [2, 3])
         assert (made.dtype, made.gpu_memory_utilization, made.enforce_eager) == ("bfloat16", 0.25, False)
+        assert made.compilation_config.mode is None, "vLLM's own choice, too"
+        config.torch_compile = False
+        made = arguments.engine_arguments(config, tmp_path, 512, (2, 3))
+        assert made.compilation_config.mode == CompilationMode.NONE and not made.enforce_eager
 
 
 def test_a_token_under_way_at_an_update_is_the_old_weights():

@@ -202,6 +202,7 @@ def test_who_asks_whether_it_is_ready_gets_no_process(server):
 EARLY = """
 import json, os, sys
 from pathlib import Path
+from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.forking import fork_server, forking
 
 def note(kind="shared"):
@@ -212,7 +213,7 @@ controller, taken_to = os.getpid(), sys.argv[1]
 forking.import_shared = note
 forking.import_all = fork_server.import_all = note
 forking.sees_gpu = fork_server.sees_gpu = lambda: False
-with forking.servers_started_early(["trainer", "generator"]):
+with forking.servers_started_early(Config(), ["trainer", "generator"]):
     [ahead] = forking._ahead
     if taken_to:
         forking.ForkServers(Path(taken_to), {}, taken_to).start()

@@ -300,6 +300,9 @@ class GeneratorConfig:
     """KV cache of each rank of an engine; 0: half a GiB on a CPU, on a GPU what the placement leaves."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Share of a GPU's memory that all of the run's processes on it may take together."""
+    torch_compile: bool = True
+    """vLLM compiles the model for a GPU, which takes a minute where nothing is cached. Without, its own kernels run, in
+    CUDA graphs where a step only decodes. A CPU's engines are never compiled."""
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     """Speculative decoding."""
 

@@ -199,13 +199,6 @@ _ahead: list[EarlyServers] = []
 """At most one, until it is taken."""
 
 
-def can_start_early(config: Config) -> bool:
-    """Whether a run of this config is likely to use early servers."""
-    mesh = config.mesh
-    is_free = FORK_SERVERS not in os.environ and can_fork_here() and is_alone()
-    return mesh.fork_servers and is_free and (mesh.launcher == "local" or not mesh.worker_loops)
-
-
 def can_fork_here() -> bool:
     """What is preloaded (allocators, OpenMP) need not survive a fork of ours."""
     return not os.environ.get("LD_PRELOAD")
@@ -218,11 +211,17 @@ def is_alone() -> bool:
 
 
 @contextmanager
-def servers_started_early(kinds: Iterable[str] = IMPORTS) -> Iterator[None]:
-    """Import what actors of these kinds need into this process, and have their servers as its children, if it may.
+def servers_started_early(config: Config, kinds: Iterable[str] = IMPORTS) -> Iterator[None]:
+    """Import what actors of these kinds need into this process, and have their servers as its children.
 
-    Who needs some within takes them over. All end here.
+    Who needs some within takes them over; all end here. Nothing is done where a run of this config would take none, or
+    a fork of this process would not be whole.
     """
+    mesh = config.mesh
+    is_taken = mesh.fork_servers and (mesh.launcher == "local" or not mesh.worker_loops)
+    if not is_taken or FORK_SERVERS in os.environ or not can_fork_here() or not is_alone():
+        yield
+        return
     ahead = EarlyServers()
     _ahead.append(ahead)
     try:
