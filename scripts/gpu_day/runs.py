@@ -59,8 +59,8 @@ def figures_of_trl(log: str) -> Figures:
 
 def ratio_to_trl(ours: Figures, trl: Figures) -> Figures:
     """Nothing where one of the two has not come to a step."""
-    seconds = ours.get("seconds_step"), trl.get("seconds_step")
-    return {"ours_over_trl": seconds[0] / seconds[1]} if all(seconds) else {}
+    both = "seconds_step" in ours and "seconds_step" in trl
+    return {"ours_over_trl": ours["seconds_step"] / trl["seconds_step"]} if both else {}
 
 
 def figures_of_check(log: str) -> Figures:

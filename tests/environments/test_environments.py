@@ -1,17 +1,19 @@
 """What an episode is played in: started, asked and let go of, whatever happens; its failures are never a reward."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
 
+from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
 from titan_rl.environments.conversation.session_limit import Sessions
 from titan_rl.environments.interfaces import task as tasks
 from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.interfaces.score import Score
+from titan_rl.environments.rollout import group as rollout_group
 from titan_rl.environments.rollout.demonstrations import demonstrate
-from titan_rl.environments.rollout.group import run_group
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()
@@ -66,7 +68,29 @@ def play(task: Task, *answers: str, num_samples: int = 1, step_timeout: float = 
         tokenizer=TOKENIZER, ask=ask or answer, score=score, sampling=Sampling(num_samples, 8, 1.0, 64, max_turns)
     )
     prompt = Prompt("train/0000001", "4,6=", "2", {})
-    return asyncio.run(run_group(prompt, task=task, seed=1, step_timeout=step_timeout, **parts))
+    return asyncio.run(rollout_group.run_group(prompt, task=task, seed=1, step_timeout=step_timeout, **parts))
+
+
+def test_others_go_on_while_images_are_decoded(monkeypatch):
+    """An image that cannot be read is found when another coroutine had its turn."""
+    had_turn = threading.Event()
+
+    def decode(tokenizer, images):
+        raise ConfigError(f"its image is broken: {images}, {had_turn.wait(60)}")
+
+    monkeypatch.setattr(rollout_group, "decode_images", decode)
+    prompt = Prompt("p", "what?", "", {}, images=(b"broken",))
+    parts = dict(tokenizer=TOKENIZER, ask=None, score=None, sampling=Sampling(2, 8, 1.0, 64, 1))
+
+    async def both():
+        playing = asyncio.create_task(rollout_group.run_group(prompt, task=Task(), seed=1, step_timeout=60, **parts))
+        await asyncio.sleep(0)
+        had_turn.set()
+        return await playing
+
+    failed = asyncio.run(both())
+    assert {rollout.status for rollout in failed.rollouts} == {"infra_error"}
+    assert "its image is broken: (b'broken',), True" in str(failed.rollouts[0])
 
 
 def test_each_sample_has_one_of_its_own_which_is_let_go_of():

@@ -81,21 +81,30 @@ def encode_messages(
     return np.asarray(render_with_tools(tokenizer, shown, tools, tokenize=True), np.int32)
 
 
-def encode_shown(
-    tokenizer: Tokenizer, messages: str | list[Message], tools: Tools, images: Sequence[bytes]
-) -> tuple[np.ndarray, list[PlacedImage]]:
-    """Tokens of a prompt, as ``encode_messages``, and its images in their places.
+def decode_images(tokenizer: Tokenizer, images: Sequence[bytes]) -> list[np.ndarray]:
+    """A prompt's images as resized pixels, uint8 [H, W, 3] each, in up to a second for a large one.
 
-    Errors: as there, and ConfigError for images that cannot be read, or that the model does not see.
+    Errors: ConfigError for images that cannot be read, or that the model does not see.
     """
     if not images:
-        return encode_messages(tokenizer, messages, tools), []
+        return []
     if (processor := text_settings(tokenizer).images) is None:
         raise ConfigError("it has images, and the model sees none: set model.path to a vision model's")
+    return [_decoded(processor, *each) for each in enumerate(images, 1)]
+
+
+def encode_shown(
+    tokenizer: Tokenizer, messages: str | list[Message], tools: Tools, images: Sequence[np.ndarray]
+) -> tuple[np.ndarray, list[PlacedImage]]:
+    """Tokens of a prompt, as ``encode_messages``, and its decoded images in their places. Errors: as there, and
+    ConfigError where the chat template does not show as many."""
+    if not images:
+        return encode_messages(tokenizer, messages, tools), []
+    processor = text_settings(tokenizer).images
+    assert processor is not None, "they were decoded"
     tokens = encode_messages(tokenizer, messages, tools, num_images=len(images))
-    decoded = [_decoded(processor, *each) for each in enumerate(images, 1)]
     try:
-        return processor.expand(tokens, decoded)
+        return processor.expand(tokens, images)
     except ValueError as error:
         raise ConfigError(f"it {error}") from None
 

@@ -1,7 +1,9 @@
 """Group of rollouts of one prompt: sampling, environment replies, scoring."""
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.images import PlacedImage
 from titan_rl.data.text.rendering import with_options
 from titan_rl.data.text.tokenizer import Tokenizer
-from titan_rl.data.text.turns import encode_shown
+from titan_rl.data.text.turns import decode_images, encode_shown
 from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.episodes import play_agent
@@ -24,6 +26,8 @@ ScoreAll = Callable[[Prompt, list[list[str]]], Coroutine[Any, Any, tuple[list[Sc
 """From a prompt and its rollouts' answers to scores and seconds."""
 Judge = Callable[[list[np.ndarray]], Coroutine[Any, Any, tuple[list[Score], float]]]
 """From the rollouts' tokens to a reward model's scores and seconds."""
+_DECODING = ThreadPoolExecutor(2, "images")
+"""An image may have 64 million pixels, so few are decoded at once."""
 
 
 def encode_prompt(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
@@ -40,11 +44,24 @@ def encode_with_images(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> tupl
     Errors: ConfigError if the chat template refuses the messages, or the prompt's own options; for an image that cannot
     be read, and where images are not shown.
     """
+    return _encode(task, tokenizer, prompt, decode_images(tokenizer, prompt.images))
+
+
+def _encode(
+    task: Task, tokenizer: Tokenizer, prompt: Prompt, images: Sequence[np.ndarray]
+) -> tuple[np.ndarray, list[PlacedImage]]:
     tokenizer = with_options(tokenizer, prompt.template_options)
     task = task.parts.get(prompt.task, task)
     if prompt.images and (task.has_agent or task.speaks_first):
         raise ConfigError("it has images, which are not shown to agents, nor where environments speak first")
-    return encode_shown(tokenizer, task.messages(prompt), task.tools_of(prompt), prompt.images)
+    return encode_shown(tokenizer, task.messages(prompt), task.tools_of(prompt), images)
+
+
+async def _decoded(tokenizer: Tokenizer, prompt: Prompt) -> list[np.ndarray]:
+    """Other episodes go on meanwhile."""
+    if not prompt.images:
+        return []
+    return await asyncio.get_running_loop().run_in_executor(_DECODING, decode_images, tokenizer, prompt.images)
 
 
 async def run_group(
@@ -73,7 +90,7 @@ async def run_group(
     """
     start, begun, task = time.perf_counter(), time.time(), task_of(task, prompt)
     try:
-        prompt_tokens, images = encode_with_images(task, tokenizer, prompt)
+        prompt_tokens, images = _encode(task, tokenizer, prompt, await _decoded(tokenizer, prompt))
         tokenizer = with_options(tokenizer, prompt.template_options)
         is_chat = not isinstance(task.messages(prompt), str)
     except ConfigError as error:
