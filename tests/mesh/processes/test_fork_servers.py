@@ -201,6 +201,7 @@ def test_who_asks_whether_it_is_ready_gets_no_process(server):
 
 EARLY = """
 import json, os, sys
+import numpy  # with threads of its own, which a check of a model's directory loads, too
 from pathlib import Path
 from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.forking import fork_server, forking
@@ -249,6 +250,22 @@ def test_servers_that_were_begun_ahead_are_taken_over_and_end_with_the_block(is_
     if is_taken:  # a server does its kind's imports once more, which is nothing where they are done
         by_servers = map(json.loads, (tmp_path / "fork_servers.txt").read_text().splitlines())
         assert sorted(by_servers) == [["generator", False, "20000", None], ["trainer", False, "20000", "256"]]
+
+
+def test_servers_are_begun_only_where_a_fork_is_whole():
+    """What is imported starts no thread of its own here. Else a run's servers are processes of their own."""
+    program = """if True:
+        import threading, time
+        from titan_rl.config.sections.schema import Config
+        from titan_rl.mesh.forking import forking
+        forking.EarlyServers.start = lambda self, kinds: None
+        print(forking.is_alone(), end=" ")
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        with forking.servers_started_early(Config()):
+            print(forking.is_alone(), forking._ahead)
+    """
+    environment = {name: value for name, value in os.environ.items() if name != forking.FORK_SERVERS}
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, env=environment) == "True False []\n"
 
 
 def test_no_two_have_the_same_randomness(server):

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
@@ -23,7 +24,7 @@ from titan_rl.mesh.forking import fork_client
 from titan_rl.mesh.forking.fork_server import serve_in_child
 from titan_rl.mesh.processes.logs import log_file
 from titan_rl.mesh.processes.processes import MARK
-from titan_rl.mesh.resources.cores import fork_environment, import_environment
+from titan_rl.mesh.resources.cores import available_cores, fork_environment, import_environment
 from titan_rl.mesh.resources.imports import IMPORTS, import_all, import_shared, sees_gpu
 from titan_rl.mesh.resources.scratch import make_scratch
 
@@ -205,9 +206,10 @@ def can_fork_here() -> bool:
 
 
 def is_alone() -> bool:
-    """Whether this process has one thread, so that a fork of it is whole. (numpy's own, which imports will start, are
-    made for that.)"""
-    return len(os.listdir("/proc/self/task")) == 1
+    """Whether this thread is the only one whose loss would leave a fork of this process unwhole. numpy's own, as many
+    as there are cores with this one, are made for that; a check of a model directory may have loaded it."""
+    most = available_cores() if "numpy" in sys.modules else 1
+    return threading.active_count() == 1 and len(os.listdir("/proc/self/task")) <= most
 
 
 @contextmanager
