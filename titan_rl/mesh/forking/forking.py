@@ -161,10 +161,11 @@ class EarlyServers:
     def end(self) -> None:
         """End the servers at once."""
         for process in self.processes:
-            with suppress(ProcessLookupError):  # it had no time yet to lead a group
-                os.killpg(process, signal.SIGKILL)
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+            for kill in (os.killpg, os.kill):  # it may have had no time yet to lead a group
+                with suppress(ProcessLookupError):
+                    kill(process, signal.SIGKILL)
+            with suppress(ChildProcessError):  # where SIGCHLD is ignored, nobody need wait
+                os.waitpid(process, 0)
         for listener in self._listeners.values():
             listener.close()
         os.close(self._input)
@@ -221,7 +222,8 @@ def servers_started_early(config: Config, kinds: Iterable[str] = IMPORTS) -> Ite
     """
     mesh = config.mesh
     is_taken = mesh.fork_servers and (mesh.launcher == "local" or not mesh.worker_loops)
-    if not is_taken or FORK_SERVERS in os.environ or not can_fork_here() or not is_alone():
+    is_whole = can_fork_here() and is_alone() and all(os.path.lexists(f"{_OPEN}/{number}") for number in range(3))
+    if not is_taken or FORK_SERVERS in os.environ or not is_whole:
         yield
         return
     ahead = EarlyServers()
