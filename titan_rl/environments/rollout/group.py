@@ -38,21 +38,18 @@ def encode_prompt(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarra
     return encode_with_images(task, tokenizer, prompt)[0]
 
 
-def encode_with_images(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> tuple[np.ndarray, list[PlacedImage]]:
+def encode_with_images(
+    task: Task, tokenizer: Tokenizer, prompt: Prompt, decoded: Sequence[np.ndarray] | None = None
+) -> tuple[np.ndarray, list[PlacedImage]]:
     """Tokens of a prompt, int32 [T], and its images in their places.
 
-    Errors: ConfigError if the chat template refuses the messages, or the prompt's own options; for an image that cannot
-    be read, and where images are not shown.
+    ``decoded``: its images, if they are already. Errors: ConfigError if the chat template refuses the messages, or the
+    prompt's own options; for an image that cannot be read, and where images are not shown.
     """
-    return _encode(task, tokenizer, prompt, decode_images(tokenizer, prompt.images))
-
-
-def _encode(
-    task: Task, tokenizer: Tokenizer, prompt: Prompt, images: Sequence[np.ndarray]
-) -> tuple[np.ndarray, list[PlacedImage]]:
+    images = decode_images(tokenizer, prompt.images) if decoded is None else decoded
     tokenizer = with_options(tokenizer, prompt.template_options)
     task = task.parts.get(prompt.task, task)
-    if prompt.images and (task.has_agent or task.speaks_first):
+    if images and (task.has_agent or task.speaks_first):
         raise ConfigError("it has images, which are not shown to agents, nor where environments speak first")
     return encode_shown(tokenizer, task.messages(prompt), task.tools_of(prompt), images)
 
@@ -90,7 +87,8 @@ async def run_group(
     """
     start, begun, task = time.perf_counter(), time.time(), task_of(task, prompt)
     try:
-        prompt_tokens, images = _encode(task, tokenizer, prompt, await _decoded(tokenizer, prompt))
+        decoded = await _decoded(tokenizer, prompt)
+        prompt_tokens, images = encode_with_images(task, tokenizer, prompt, decoded)
         tokenizer = with_options(tokenizer, prompt.template_options)
         is_chat = not isinstance(task.messages(prompt), str)
     except ConfigError as error:
