@@ -222,15 +222,24 @@ with forking.servers_started_early(Config(), ["trainer", "generator"]):
     print(json.dumps([str(ahead._folder), ahead.processes]), flush=True)
     sys.stdin.read()
     assert os.environ.get("GOMP_SPINCOUNT") is None
+    if sys.argv[2]:
+        import shutil
+        shutil.rmtree(taken_to)
     raise ZeroDivisionError
 """
 
 
-@pytest.mark.parametrize("is_taken", [False, True])
-def test_servers_that_were_begun_ahead_are_taken_over_and_end_with_the_block(is_taken, tmp_path):
+@pytest.mark.parametrize(("is_taken", "is_removed"), [(False, False), (True, False), (True, True)])
+def test_servers_that_were_begun_ahead_are_taken_over_and_end_with_the_block(is_taken, is_removed, tmp_path):
     """What the controller needs, too, it imports, with the environment of a server, before it forks that server."""
     process = subprocess.Popen(
-        [sys.executable, "-c", EARLY, str(tmp_path) if is_taken else ""],
+        [
+            sys.executable,
+            "-c",
+            EARLY,
+            str(tmp_path) if is_taken else "",
+            "as a doctor's folder is" if is_removed else "",
+        ],
         **dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
         env={name: value for name, value in os.environ.items() if name not in (forking.FORK_SERVERS, "GOMP_SPINCOUNT")},
     )
@@ -247,7 +256,7 @@ def test_servers_that_were_begun_ahead_are_taken_over_and_end_with_the_block(is_
     assert all(map(gone, servers)) and not Path(folder).exists()
     here = [["shared", True, "20000", None], ["trainer", True, "20000", "256"]]
     assert [each for each in said if each[1]] == here
-    if is_taken:  # a server does its kind's imports once more, which is nothing where they are done
+    if is_taken and not is_removed:  # a server does its kind's imports once more, which is nothing where they are done
         by_servers = map(json.loads, (tmp_path / "fork_servers.txt").read_text().splitlines())
         assert sorted(by_servers) == [["generator", False, "20000", None], ["trainer", False, "20000", "256"]]
 

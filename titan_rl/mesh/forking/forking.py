@@ -172,7 +172,8 @@ class EarlyServers:
         os.close(self._lifeline)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._output.seek(0)
-        with log_file(self._logs, "fork_servers") as log:
+        is_there = self._logs is not None and os.path.isdir(self._logs)  # a temporary folder may be gone by now
+        with log_file(self._logs if is_there else None, "fork_servers") as log:
             log.write(self._output.read().decode(errors="replace"))
         self._output.close()
 
