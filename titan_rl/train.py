@@ -56,8 +56,7 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
 
 
 def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume: bool) -> int:
-    """Run to the end; the exit code. Errors: ConfigError before any actor is started. (On a CPU what actors import is
-    being imported by then: it ends with the error, too.)"""
+    """Run to the end; the exit code. Errors: ConfigError before any actor is started."""
     config, world = load_config(config_file, overrides), world_of(os.environ)
     command = TrainCommand(config_file, overrides)
     raise_open_files()  # before anything is begun ahead; the run says so when it starts

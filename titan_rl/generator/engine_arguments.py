@@ -133,10 +133,8 @@ def _on_gpu(config: GeneratorConfig, max_model_len: int, devices: Sequence[int],
         # the channel fills the policy alone when the engine wakes
         sleep_preserve_parameter_names=["draft.*"] if sleeps and config.speculative.method == "draft_model" else [],
         quantization=config.quantization if config.is_quantized else None,
-        # of the graphs that vLLM captures by default, those of decoding steps are left then
-        compilation_config=CompilationConfig()
-        if config.torch_compile
-        else CompilationConfig(mode=CompilationMode.NONE),
         # it would compile the kernels of every sampling setting; those of this run are compiled at its first request
         kernel_config=KernelConfig(enable_jit_warmup=False),
+        # of the graphs that vLLM captures by default, those of decoding steps are left then
+        **({} if config.torch_compile else {"compilation_config": CompilationConfig(mode=CompilationMode.NONE)}),
     )

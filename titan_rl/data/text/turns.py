@@ -82,7 +82,7 @@ def encode_messages(
 
 
 def decode_images(tokenizer: Tokenizer, images: Sequence[bytes]) -> list[np.ndarray]:
-    """A prompt's images as resized pixels, uint8 [H, W, 3] each, in up to a second for a large one.
+    """A prompt's images as resized pixels, uint8 [H, W, 3] each. A large one takes seconds.
 
     Errors: ConfigError for images that cannot be read, or that the model does not see.
     """

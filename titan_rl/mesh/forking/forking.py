@@ -148,8 +148,10 @@ class EarlyServers:
     def _fork(self, kind: str, is_at_once: bool) -> None:
         with self._listeners.pop(kind) as listener:
             self._others.remove(listener.fileno())
-            environment, standard = fork_environment() | no_mark(), (self._input, self._output.fileno())
-            self.processes.append(serve_in_child(kind, listener, is_at_once, environment, standard, self._others))
+            standard = self._input, self._output.fileno()
+            self.processes.append(
+                serve_in_child(kind, listener, is_at_once, fork_environment(), standard, self._others)
+            )
 
     def move(self, folder: Path, logs: str | None) -> None:
         """Move the servers' sockets into a run's folder."""

@@ -5,6 +5,7 @@ import mmap
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,16 @@ def entries_of(library: str, function: int) -> list[int]:
             continue
         start, end = (int(number, 16) for number in span.split("-"))
         data = (ctypes.c_char * (end - start)).from_address(start)
-        entries += [start + place.start() for place in pattern.finditer(data) if place.start() % _WORD_BYTES == 0]
+        entries += [start + place for place in _places(data, pattern) if place % _WORD_BYTES == 0]
     return entries
+
+
+def _places(data: Any, pattern: re.Pattern[bytes]) -> Iterator[int]:
+    """All of them, also those that overlap; nothing is copied."""
+    place = -1
+    while found := pattern.search(data, place + 1):
+        place = found.start()
+        yield place
 
 
 def write_entry(entry: int, address: int) -> None:
