@@ -33,7 +33,7 @@ def make_learner(tmp_path):
 
 
 SPARING = partial(SnapshotsInPlace, spares_memory=True)
-COLOCATED = {"placement": {"mode": "colocated"}}
+CHECKPOINTS = {"checkpoint": {"every": 10}}
 
 
 @pytest.fixture(params=[CopiedSnapshots, SnapshotsInPlace, SPARING], ids=["copied", "in place", "in place, sparing"])
@@ -162,14 +162,15 @@ def test_where_memory_is_spared_there_is_the_state_alone(make_learner):
     "tables, spares",
     [
         ({}, False),
-        (COLOCATED, True),
-        (COLOCATED | {"algorithm": {"updates_per_batch": 2}}, False),
-        (COLOCATED | {"algorithm": {"name": "ppo"}}, False),
-        (COLOCATED | {"recovery": {"snapshot_every": 2}}, False),
+        (CHECKPOINTS, True),
+        (CHECKPOINTS | {"placement": {"mode": "colocated"}}, True),
+        (CHECKPOINTS | {"algorithm": {"updates_per_batch": 2}}, False),
+        (CHECKPOINTS | {"algorithm": {"name": "ppo"}}, False),
+        (CHECKPOINTS | {"recovery": {"snapshot_every": 2}}, False),
     ],
 )
-def test_memory_is_spared_in_turns_if_one_update_is_between_snapshots(tables, spares):
-    """Else a death is as likely as not between two of them."""
+def test_memory_is_spared_if_one_update_is_between_snapshots_and_checkpoints_are_written(tables, spares):
+    """Else a death is as likely as not between two of them, or sends the run back to its beginning."""
     config = load_config(None, tables)
     assert spares_memory(config, make_algorithm(config.algorithm, []).needs) == spares
 

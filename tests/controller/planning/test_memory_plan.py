@@ -122,7 +122,7 @@ def test_what_fits_is_said_by_process(monkeypatch):
 
 def test_in_turns_less_is_held_at_once():
     """What the trainer wants for a step, or what engines hold beside libraries: the smaller of the two is spared."""
-    checked = check(load_config(None, {"placement": {"mode": "colocated"}}))
+    checked = check(load_config(None, {"placement": {"mode": "colocated"}, "checkpoint": {"every": 10}}))
     needs = memory_needs(checked)
     of = {need.process: need.bytes_by_reason for need in needs}
     awake = of["generators"]["weights"] + of["generators"]["KV cache"]

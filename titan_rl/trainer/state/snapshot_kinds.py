@@ -108,12 +108,12 @@ def _by_itself(place: torch.Tensor) -> torch.Tensor:
 
 
 def spares_memory(config: Config, needs: Needs) -> bool:
-    """Whether a CPU rank does without the copy (``SnapshotsInPlace``): when colocated, if there is one update from a
-    snapshot to the next, and on one host, since what another host copies is late."""
+    """Whether a CPU rank does without the copy (``SnapshotsInPlace``): if there is one update from a snapshot to the
+    next, checkpoints to fall back to, and one host, since what another host copies is late."""
     has_role = needs.critic or needs.implicit_reward or config.drafter.path
     has_one_update = config.algorithm.updates_per_batch == 1 and not has_role
     is_each_kept = has_one_update and config.recovery.snapshot_every == 1
-    return config.placement.mode == "colocated" and is_each_kept and not config.hosts.is_on
+    return is_each_kept and bool(config.checkpoint.every) and not config.hosts.is_on
 
 
 def make_snapshots(rank: int, learner: "TrainerRank", config: Config, before: Snapshots | None = None) -> Snapshots:
