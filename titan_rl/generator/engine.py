@@ -38,6 +38,7 @@ from titan_rl.compat.vllm.speculation import DraftRecorder, replace_functions
 from titan_rl.compat.vllm.thinking import limit_thinking
 from titan_rl.compat.vllm.vision import register_without_torchvision
 from titan_rl.config.model_directory.directory import read_object, stop_token_ids, stored_tensors
+from titan_rl.config.model_directory.draft_heads import weights_of_head
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.images import image_processor
 from titan_rl.data.spans import Spans
@@ -232,8 +233,10 @@ class GenerationEngine:
             self._break(error)
 
     def _record_needs(self, worker: Any) -> list[Recorded]:
-        paths = (self._model_path, *filter(None, [self._config.speculative.model]))
-        shapes = [[(name, tensor.shape) for name, tensor in stored_tensors(path).items()] for path in paths]
+        stored = [stored_tensors(self._model_path)]
+        if path := self._config.speculative.model:
+            stored.append(weights_of_head(stored_tensors(path)))
+        shapes = [[(name, tensor.shape) for name, tensor in tensors.items()] for tensors in stored]
         return transfer_engine(worker).record_needs(shapes[0], worker.get_draft_model(), *shapes[1:])
 
     def _start_engine(self) -> LLMEngine:
@@ -243,6 +246,7 @@ class GenerationEngine:
         if self._config.speculative.method != "none":
             # numba, which looks for drafts, else takes a semaphore in /dev/shm, which a killed process leaves there
             multiprocessing.set_start_method("spawn", force=True)
+            replace_functions(on_cpu=current_platform.is_cpu())
         if size == 1:
             return LLMEngine.from_engine_args(self._arguments)
         assert self._rendezvous_file is not None, "an engine of several ranks is given one"
@@ -263,7 +267,6 @@ class GenerationEngine:
         settings = self._config.speculative
         if settings.method == "none":
             return
-        replace_functions(on_cpu=current_platform.is_cpu())
         self._drafts = DraftRecorder(scheduler_of(self._engine))
         if settings.adaptive and self._lockstep.is_leader:
             self._draft_policy = DraftPolicy(settings.num_speculative_tokens)

@@ -131,7 +131,7 @@ def _on_gpu(config: GeneratorConfig, max_model_len: int, devices: Sequence[int],
         max_num_batched_tokens=step_tokens(max_model_len, on_cpu=False),
         enable_sleep_mode=sleeps,
         # the channel fills the policy alone when the engine wakes
-        sleep_preserve_parameter_names=["draft.*"] if sleeps and config.speculative.method == "draft_model" else [],
+        sleep_preserve_parameter_names=["draft.*"] if sleeps and config.speculative.has_model else [],
         quantization=config.quantization if config.is_quantized else None,
         # it would compile the kernels of every sampling setting; those of this run are compiled at its first request
         kernel_config=KernelConfig(enable_jit_warmup=False),

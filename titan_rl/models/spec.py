@@ -32,7 +32,7 @@ def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrained
     read_config(Path(path))
     values = PreTrainedConfig.get_config_dict(path)[0]
     model_type = values.get("model_type")
-    family = find_family(model_type, family)
+    family = find_family(model_type, family, values.get("architectures"))
     check_plain_weights(values)
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers does not know model type {model_type!r}: register it with AutoConfig.register")
@@ -53,7 +53,7 @@ def longest_rollout(seq_len: int, path: str | Path, family: Family | None = None
 
 def model_config(hf: PreTrainedConfig, family: Family | None = None) -> Decoder.Config:
     """TorchTitan's model config for an HF config."""
-    return find_family(hf.model_type, family).model_config(hf)
+    return find_family(hf.model_type, family, hf.architectures).model_config(hf)
 
 
 def model_spec(path: str | Path, family: Family | None = None, lora: LoraConfig | None = None) -> ModelSpec:
@@ -64,7 +64,7 @@ def model_spec(path: str | Path, family: Family | None = None, lora: LoraConfig 
 
 def spec_of(hf: PreTrainedConfig, name: str, family: Family | None = None, lora: LoraConfig | None = None) -> ModelSpec:
     """TorchTitan ModelSpec of a parsed config.json."""
-    family = find_family(hf.model_type, family)
+    family = find_family(hf.model_type, family, hf.architectures)
     spec = ModelSpec(
         name=hf.model_type,
         flavor=name,

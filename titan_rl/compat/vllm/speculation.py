@@ -7,11 +7,15 @@ is replaced there.
 Everywhere it copies logits several times to check drafts, also in a step that has none, which costs a third of the
 step; there tokens are sampled as without speculation. And it samples from a draft model by the process's own
 randomness: here by each request's, so that an answer depends on its seed alone, and ranks of an engine draft alike.
+
+A draft head whose output head has the policy's values when it is loaded would share it from then on, though one of them
+is updated by itself.
 """
 
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -23,12 +27,14 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from titan_rl.compat.reach import VLLM, Reach
 
+_PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 _SCHEDULER, _OUTPUT = "vllm.v1.core.sched.scheduler:Scheduler", "vllm.v1.core.sched.output:SchedulerOutput"
 REACHES = (
     Reach("vllm.v1.sample.rejection_sampler:expand_batch_to_tokens", "check a CPU's drafts at their temperature"),
     Reach("vllm.v1.sample.rejection_sampler:RejectionSampler.forward", "check no drafts where there are none"),
     Reach("vllm.v1.sample.rejection_sampler:RejectionSampler.sampler", "sample where there are no drafts"),
     Reach("vllm.v1.spec_decode.llm_base_proposer:compute_probs_and_sample_next_token", "draft by a request's seed"),
+    Reach(f"{_PROPOSER}._maybe_share_lm_head", "leave a draft head its own output head"),
     Reach(f"{_SCHEDULER}.dynamic_sd_lookup", "draft at some batch sizes only"),
     Reach(f"{_SCHEDULER}.update_from_output", "see what became of drafts"),
     Reach(f"{_OUTPUT}.num_spec_tokens_to_schedule", "know which steps could have drafts"),
@@ -82,8 +88,18 @@ def sample_draft_tokens(
     return torch.where(is_greedy, probs, probs / noise).argmax(-1), probs
 
 
+_share_lm_head = llm_base_proposer.SpecDecodeBaseProposer._maybe_share_lm_head
+
+
+def share_missing_lm_head(self: llm_base_proposer.SpecDecodeBaseProposer, target_language_model: nn.Module) -> None:
+    """Give the policy's output head to a draft head that comes without one."""
+    if not getattr(self.model, "has_own_lm_head", False):
+        _share_lm_head(self, target_language_model)
+
+
 def replace_functions(*, on_cpu: bool) -> None:
-    """Have vLLM draft and check drafts by the functions above, in this process."""
+    """Have vLLM load, draft and check drafts by the functions above, in this process; before an engine starts."""
+    llm_base_proposer.SpecDecodeBaseProposer._maybe_share_lm_head = share_missing_lm_head
     rejection_sampler.RejectionSampler.forward = sample_or_check_drafts
     llm_base_proposer.compute_probs_and_sample_next_token = sample_draft_tokens
     if on_cpu:

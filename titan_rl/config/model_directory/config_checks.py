@@ -164,10 +164,15 @@ def check_config(config: dict[str, Any], *, own_family: bool, any_head: bool = F
             )
         if not any_head and model_type not in VISION:
             _check_architectures(config.get("architectures"))
-        _check_values(config)
-        _check_heads(config)
-        for rope in _ropes(config):
-            _check_rope(rope)
+        check_sizes(config)
+
+
+def check_sizes(config: dict[str, Any]) -> None:
+    """Errors: ValueError for sizes, numbers and rotary embeddings that cannot be."""
+    _check_values(config)
+    _check_heads(config)
+    for rope in _ropes(config):
+        _check_rope(rope)
 
 
 def check_plain_weights(config: dict[str, Any]) -> None:
@@ -201,6 +206,11 @@ CLASSIFIER = (
 
 def _check_architectures(names: Any) -> None:
     """vLLM chooses what it builds by these. Errors: ValueError for a model that gives no next token."""
+    if isinstance(names, list) and any("Eagle" in str(name) for name in names):
+        raise ValueError(
+            f"architectures = {names!r} in config.json: it is a draft head, which writes no words by itself: set "
+            f"generator.speculative.method = 'eagle3', and give it as generator.speculative.model or drafter.path"
+        )
     if isinstance(names, list) and any("SequenceClassification" in str(name) for name in names):
         raise ValueError(f"architectures = {names!r} in config.json: {CLASSIFIER}")
     if not isinstance(names, list) or not names or not all(isinstance(n, str) and "CausalLM" in n for n in names):

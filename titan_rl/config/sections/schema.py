@@ -260,12 +260,13 @@ class SpeculativeConfig:
     """``[generator.speculative]``: tokens that are drafted and checked in one pass of the model, which leaves the
     distribution of answers as it is."""
 
-    method: Literal["none", "ngram", "draft_model"] = "none"
+    method: Literal["none", "ngram", "draft_model", "eagle3"] = "none"
     """``ngram``: what stood behind the last few tokens where they occurred before, in the prompt or the answer.
-    ``draft_model``: what a smaller model samples."""
+    ``draft_model``: what a smaller model samples. ``eagle3``: what a head samples that reads the policy's hidden
+    states."""
     model: str = ""
-    """Hugging Face directory of a draft model that does not learn, with the policy's tokens; one that learns is
-    ``drafter.path``."""
+    """Hugging Face directory of a draft model, or of a head, that does not learn, with the policy's tokens; one that
+    learns is ``drafter.path``."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=16)] = 3
     """Drafted at most, for each request in each step."""
     prompt_lookup_min: Annotated[int, Field(ge=1, le=64)] = 2
@@ -275,6 +276,11 @@ class SpeculativeConfig:
     adaptive: bool = True
     """Drafts are left out at sizes of batches at which an engine measures that they cost time. Which samples are drawn
     then depends on the machine's speed."""
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a model, or a head, drafts."""
+        return self.method in ("draft_model", "eagle3")
 
 
 @dataclass(kw_only=True)

@@ -194,7 +194,7 @@ def _check_speculation(config: Config, hf: PreTrainedConfig) -> None:
     if settings.method == "none":
         return
     setting = f"generator.speculative.method = {settings.method!r}"
-    if settings.method == "draft_model" and not settings.model:
+    if settings.has_model and not settings.model:
         raise ConfigError(
             f"{setting} needs a model: give its Hugging Face directory as generator.speculative.model, or as "
             f"drafter.path if it is to learn beside the policy"

@@ -72,7 +72,7 @@ def _role(role: str) -> Rule:
 def _drafter(run: Run) -> str:
     if not run.config.drafter.path:
         return "no draft model learns without drafter.path; set it, too, or leave it out"
-    return _sampled()(run) or _drafted_by("draft_model")(run)
+    return _sampled()(run) or _drafted_by("draft_model", "eagle3")(run)
 
 
 def _aggregation(run: Run) -> str:
@@ -112,10 +112,10 @@ def _teacher_path(run: Run) -> str:
     return "each task of the mixture has its own in teacher.by_task; leave it out" if has_own else ""
 
 
-def _drafted_by(method: str) -> Rule:
+def _drafted_by(*methods: str) -> Rule:
     return _unless(
-        lambda run: run.config.generator.speculative.method == method,
-        f"it is of generator.speculative.method = {method!r}; set that, or leave it out",
+        lambda run: run.config.generator.speculative.method in methods,
+        f"it is of generator.speculative.method = {' or '.join(map(repr, methods))}; set that, or leave it out",
     )
 
 
@@ -165,7 +165,8 @@ _HAS_FLOAT8 = _unless(lambda run: run.titan.float8.is_on, "float8.recipe_name is
 _COMPILES = _unless(lambda run: run.titan.compile.enable, "compile.enable is false; set it, or leave it out")
 _HAS_DRAFTS = _unless(
     lambda run: run.config.generator.speculative.method != "none",
-    "generator.speculative.method = 'none' drafts nothing; set it to 'ngram' or 'draft_model', or leave it out",
+    "generator.speculative.method = 'none' drafts nothing; set it to 'ngram', 'draft_model' or 'eagle3', or leave "
+    "it out",
 )
 _HAS_UPDATES_BETWEEN = _unless(
     lambda run: run.config.rollout.max_staleness,
@@ -253,7 +254,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "generator.update": (_HAS_UPDATES_BETWEEN,),
     **{f"generator.speculative.{key}": (_HAS_DRAFTS,) for key in ("num_speculative_tokens", "adaptive")},
     **{f"generator.speculative.prompt_lookup_{key}": (_HAS_DRAFTS, _drafted_by("ngram")) for key in ("min", "max")},
-    "generator.speculative.model": (_HAS_DRAFTS, _drafted_by("draft_model")),
+    "generator.speculative.model": (_HAS_DRAFTS, _drafted_by("draft_model", "eagle3")),
     "generator.kv": (_HAS_UPDATES_BETWEEN,),
     "verifier": (_HAS_GENERATORS,),
     "sft.examples_per_step": (_HAS_SFT,),

@@ -10,6 +10,8 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import names_of, teachers_of
 from titan_rl.config.model_directory.config_checks import VISION
+from titan_rl.config.model_directory.directory import read_object, stored_tensors
+from titan_rl.config.model_directory.draft_heads import EMBEDDING, POLICIES, layers_read
 from titan_rl.config.model_directory.tokenizer_checks import vocabulary
 from titan_rl.config.sections.schema import MADE_MODELS, Config
 from titan_rl.controller.preflight.device import is_on_cpu
@@ -19,8 +21,10 @@ from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.rollout.decoding import PENALTIES, changed
 from titan_rl.models.builtin.made import config_of, image_processor_at, made_tokenizer
 from titan_rl.models.families.registry import Family
+from titan_rl.models.layers.rope import num_positions
 from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
 from titan_rl.models.value_head import check_has_classifier, check_value_weights, value_spec
+from titan_rl.models.weights.hf_weights import check_weights
 from titan_rl.trainer.model.layout import check_layout, check_products
 from titan_rl.trainer.roles.names import FROZEN, learned_roles, num_words
 from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan, role_titan
@@ -222,7 +226,7 @@ def check_draft_model(
     """The draft model's config, if there is one. Errors: ConfigError for a model that engines cannot run, or that has
     other tokens than the policy."""
     settings = config.generator.speculative
-    if settings.method != "draft_model" or not settings.model:
+    if not settings.has_model or not settings.model:
         return None
     key = "drafter.path" if config.drafter.path else "generator.speculative.model"
     setting = f"{key} = {settings.model!r}"
@@ -231,7 +235,9 @@ def check_draft_model(
         check_generator_layout(draft, config.generator.tensor_parallel, on_cpu=on_cpu)
     except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:  # or what a family raises
         raise ConfigError(f"{setting}: {' '.join(str(error).split())}") from None
-    if taken := [word for word in _OTHER_DRAFTS if word in settings.model.lower()]:
+    if settings.method == "eagle3":
+        _check_draft_head(setting, Path(settings.model), policy, learns=bool(config.drafter.path))
+    elif taken := [word for word in _OTHER_DRAFTS if word in settings.model.lower()]:
         raise ConfigError(
             f"{setting}: vLLM takes a path with {taken[0]!r} in it for one of another kind of draft; give the model "
             f"another path, such as a link"
@@ -245,8 +251,43 @@ def check_draft_model(
         )
     if "linear_attention" in (getattr(draft, "layer_types", None) or ()):
         raise ConfigError(f"{setting}: its states of linear attention cannot go back over a draft; take another model")
+    longest = min(build_titan(config).training.seq_len, num_positions(policy))
+    if config.drafter.path and num_positions(draft) < longest:
+        raise ConfigError(
+            f"{setting} has {num_positions(draft)} positions (max_position_embeddings), and learns from rollouts of up "
+            f"to {longest} tokens: take another model, or lower training.seq_len"
+        )
     _check_tokens(config, policy, draft, "draft model", key, settings.model)
     return draft
+
+
+def _check_draft_head(setting: str, path: Path, policy: PreTrainedConfig, *, learns: bool) -> None:
+    """Errors: ConfigError for an EAGLE-3 head that the policy's hidden states are not for, or that cannot learn."""
+    if policy.model_type not in POLICIES:
+        raise ConfigError(
+            f"{setting}: vLLM gives no hidden states of model type {policy.model_type!r} to a draft head; take 'ngram' "
+            f"or 'draft_model'"
+        )
+    config = read_object(path / "config.json")
+    for key in ("hidden_size", "target_hidden_size"):
+        if (size := config.get(key, policy.hidden_size)) != policy.hidden_size:
+            raise ConfigError(
+                f"{setting}: its {key} = {size}, and the policy's hidden_size = {policy.hidden_size}: take the head of "
+                f"this policy"
+            )
+    try:
+        layers_read(config, policy.num_hidden_layers)
+        stored = stored_tensors(path)
+        if not learns:
+            return
+        check_weights(model_spec(path), path)
+    except ValueError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+    if EMBEDDING in stored:
+        raise ConfigError(
+            f"{setting} holds {EMBEDDING}, and a head that learns reads the policy's embeddings: remove it, or give "
+            f"the head as generator.speculative.model, which does not learn"
+        )
 
 
 def _check_tokens(

@@ -90,7 +90,10 @@ class WeightLink:
             self._call_all(ranks, TrainerEndpoints.place()), self._call_all(ranks, TrainerEndpoints.holdings())
         )
         adapters = adapted_weights(holdings_by_rank) if self._adapter_scale is not None else None
-        drafter = any(unit.startswith(DRAFTER) for units in holdings_by_rank for unit in units)
+        names = (
+            unit + held.name for units in holdings_by_rank for unit, holdings in units.items() for held in holdings
+        )
+        drafter = any(name.startswith(DRAFTER) for name in names)
         needs = await self._call_all(first, GeneratorEndpoints.needs(adapters, drafter=drafter))
         interner = Interner()
         self.plan = Plan(

@@ -17,8 +17,9 @@ from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.model_directory.draft_heads import is_draft_head
 from titan_rl.config.plugins import resolve
-from titan_rl.models.families import deepseek_v3, gemma3, glm4, gpt_oss, olmo2, phi3, qwen2_5_vl, qwen3_5
+from titan_rl.models.families import deepseek_v3, eagle3, gemma3, glm4, gpt_oss, olmo2, phi3, qwen2_5_vl, qwen3_5
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
 from titan_rl.models.layers.moe import ExpertBlock, moe_config
@@ -116,10 +117,14 @@ FAMILIES = {
     "qwen3_moe": Family(partial(_qwen3_config, block=ExpertBlock, moe=moe_config), parallelize_qwen3),
 }
 """By ``model_type``."""
+_EAGLE3 = Family(eagle3.eagle3_config, parallelize_llama, eagle3.Eagle3Names)
 
 
-def find_family(model_type: str | None, custom: Family | None = None) -> Family:
-    """Family of a model type: ``custom``, or the entry of FAMILIES. Errors: ValueError if there is none."""
+def find_family(model_type: str | None, custom: Family | None = None, architectures: list[str] | None = None) -> Family:
+    """Family of a model: that of draft heads, ``custom``, or the entry of FAMILIES. ``architectures``: as its
+    config.json has them. Errors: ValueError if there is none."""
+    if is_draft_head(architectures):
+        return _EAGLE3
     if custom is not None:
         return custom
     if model_type is None or model_type not in FAMILIES:

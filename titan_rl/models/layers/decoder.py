@@ -3,7 +3,7 @@
 Dimensions: B rows, L tokens of a row, D features, S chosen positions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -119,16 +119,24 @@ class PackedDecoder(Decoder):
         positions: torch.Tensor | None = None,
         attention_masks: AttentionPlan | SpreadPlan | RoutedPlan | AttentionMasksType | None = None,
         logit_index_S: torch.Tensor | HeadRoute | None = None,
+        hidden_before: Collection[int] = (),
         **statistics: Any,
     ) -> torch.Tensor:
         """Logits of the positions ``logit_index_S``: [S, vocabulary]; if None, of all: [B, L, vocabulary].
 
         ``tokens``: [B, L], or the output of the stage before. With a route for ``logit_index_S``, of the positions
         that it leads here. With ``statistics`` (the keyword arguments of
-        the head, such as ``target_S``): log-probabilities and entropies [2, S] instead.
+        the head, such as ``target_S``): log-probabilities and entropies [2, S] instead. With ``hidden_before``: the
+        embedded tokens and the inputs of these layers, side by side [B, L, (1 + layers) D], and nothing is computed
+        behind them.
         """
         hidden = self._enter(tokens)
+        found = [hidden]
         for name, layer in self.layers.items():
+            if int(name) in hidden_before:
+                found.append(hidden)
+                if len(found) > len(hidden_before):
+                    return torch.cat(found, dim=-1)
             plan = attention_masks.at(int(name)) if isinstance(attention_masks, RoutedPlan) else attention_masks
             hidden = layer(hidden, plan, positions)
         if self.lm_head is None:

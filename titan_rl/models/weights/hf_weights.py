@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,15 @@ def check_weights(spec: ModelSpec, path: str | Path) -> None:
 
 
 def model_tensors(spec: ModelSpec, path: str | Path) -> dict[str, StoredTensor]:
-    """Tensors of a directory without those of layers for multi-token prediction, which stand behind the model's own.
+    """Tensors of a directory without what its family ignores, and without layers for multi-token prediction.
 
-    They are neither trained nor written; transformers and vLLM ignore them, too.
+    Such layers, which stand behind the model's own, are neither trained nor written; transformers and vLLM ignore
+    them, too.
     """
     config, first = read_object(Path(path) / "config.json"), len(decoder_of(spec).layers)
     count = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
     further = [f"model.layers.{first + number}." for number in range(count if type(count) is int else 0)]
-    ignored = ("mtp.", *further)  # in Qwen's directories, and in DeepSeek's
+    ignored = ("mtp.", *further, *getattr(spec.state_dict_adapter, "ignored", ()))  # Qwen's, DeepSeek's, a family's
     return {name: tensor for name, tensor in stored_tensors(path).items() if not name.startswith(ignored)}
 
 
@@ -135,9 +136,11 @@ def save_hf(
     dtypes: dict[str, torch.dtype],
     device: torch.device,
     quantizer: Quantizer | None = None,
+    tables: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write an HF directory: tensors in ``dtypes``, which config.json says, too, the rest as in ``source``. All ranks
-    call; rank 0 writes. ``quantizer``: of linear layers; None leaves them as they are. Errors: ValueError for a weight
+    call; rank 0 writes. ``quantizer``: of linear layers; None leaves them as they are.
+    ``tables``: tensors that are written as they are. Errors: ValueError for a weight
     that float16 cannot hold, or FP8 has no scale for; DiskFull."""
     if quantizer is not None:
         dtypes = {name: quantizer.dtype if is_linear(name) else dtype for name, dtype in dtypes.items()}
@@ -160,7 +163,7 @@ def save_hf(
         if quantizer is not None:
             config = read_json(out / "config.json") | {"quantization_config": quantizer.config}
             (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_torch_state_dict(tensors, out, metadata={"format": "pt"})
+        save_torch_state_dict(tensors | dict(tables or {}), out, metadata={"format": "pt"})
 
 
 def _write_dtype(path: Path, dtypes: set[torch.dtype]) -> None:

@@ -28,6 +28,8 @@ class Names(Qwen3StateDictAdapter):
 
     layer: Mapping[str, str | None] = {}
     """What a family calls by other names, within a layer; None: what it does not have."""
+    ignored: tuple[str, ...] = ()
+    """Begin of the names of what a directory may hold beside the model's tensors."""
 
     def __init__(self, model_config: BaseModel.Config, hf_assets_path: str | None):
         super().__init__(cast(Qwen3Model.Config, model_config), hf_assets_path)  # whatever the decoder is

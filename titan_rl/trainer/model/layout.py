@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from titan_rl.compat.torchtitan.pipeline import modules_of_stages
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.model_directory.config_checks import VISION
+from titan_rl.config.model_directory.draft_heads import is_draft_head
 from titan_rl.config.sections.precision import layers_without_fp8
 from titan_rl.data.storage.routed_experts import ExpertShape
 from titan_rl.models.compiling import why_not_compiled
@@ -50,7 +51,9 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: F
     """Check a layout against a model. Errors: ConfigError with the reason and what to change."""
     experts = getattr(hf, "num_experts", 0) or getattr(hf, "num_local_experts", 0)
     if hf.model_type in VISION:
-        _check_vision(parallelism)
+        _check_uncut(parallelism, "a model that sees images")
+    if is_draft_head(hf.architectures):
+        _check_uncut(parallelism, "a draft head that learns, nor its policy")
     if parallelism.tensor_parallel_degree > 1:
         _check_tensor_parallel(hf, parallelism, experts)
     if parallelism.pipeline_parallel_degree > 1:
@@ -60,11 +63,11 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: F
     _check_experts(hf, parallelism, experts)
 
 
-def _check_vision(parallelism: ParallelismConfig) -> None:
+def _check_uncut(parallelism: ParallelismConfig, what: str) -> None:
     for kind in ("tensor", "pipeline", "context"):
         if (degree := getattr(parallelism, f"{kind}_parallel_degree")) > 1:
             raise ConfigError(
-                f"parallelism.{kind}_parallel_degree = {degree} cannot cut a model that sees images: use "
+                f"parallelism.{kind}_parallel_degree = {degree} cannot cut {what}: use "
                 f"data_parallel_shard_degree instead"
             )
 

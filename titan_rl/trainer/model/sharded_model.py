@@ -114,6 +114,8 @@ class ShardedModel:
         )
         self.context = context_parallel(parallel_dims)
         self.image_processor = image_processor(path)
+        self.tables: dict[str, torch.Tensor] = {}
+        """Tensors of the directory that are saved as they are."""
         self._routing_counts = torch.zeros(2, dtype=torch.int64, device=device)
         self.adapters: Adapters | None = None
         self.load(path)
@@ -230,7 +232,7 @@ class ShardedModel:
         def loss_of(output: torch.Tensor, index: int) -> torch.Tensor:
             return loss(self._statistics(output, columns[index]), index, columns[index])
 
-        with self._computing() as model:
+        with self.computing() as model:
             if self.pipeline is None:
                 order = sorted(
                     range(len(rows)), key=lambda index: index not in without_gradient
@@ -253,7 +255,7 @@ class ShardedModel:
             self._reshard()
 
     @contextmanager
-    def _computing(self) -> Iterator[torch.nn.Module]:
+    def computing(self) -> Iterator[torch.nn.Module]:
         """What gives the statistics of rows, unless there is a pipeline."""
         with (
             self._spmd_context(),
@@ -280,7 +282,7 @@ class ShardedModel:
         None on the stages of a pipeline that are not the last.
         """
         outputs = []
-        with self._computing() as model:
+        with self.computing() as model:
             for row in rows:
                 columns = self.columns(row)
                 tokens, keywords = self.tokens(columns), self.keywords(row, columns, keywords_of) | extra
@@ -340,7 +342,7 @@ class ShardedModel:
         if has_value_head(self.spec):
             save_value_model(*what)
         else:
-            save_hf(*what, quantizer)
+            save_hf(*what, quantizer, self.tables)
         if self.chat_template and not dist.get_rank():
             write_template(Path(out), self.chat_template)
 

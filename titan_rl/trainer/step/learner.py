@@ -141,7 +141,7 @@ class Learner(TrainerRank):
         self._sees = self.pipeline is None or self.pipeline.has_last
         """Whether this rank has the policy's head, and the columns of roles."""
         self.learned: LearnedRoleInterface | None = make_learned_role(
-            *(config, titan, self.algorithm.needs, self.model_path, sharded, self.parallel_dims, bridge),
+            *(config, titan, self.algorithm.needs, self.model_path, sharded, self.parallel_dims, bridge, self.policy),
             before_update=lambda: self.before_update(),
             reports=self._sees and self.is_counted,
         )

@@ -7,6 +7,7 @@ from torchtitan.distributed import ParallelDims
 
 from titan_rl.algorithms.base import Needs
 from titan_rl.config.sections.schema import Config
+from titan_rl.trainer.model.draft_head import DraftHead
 from titan_rl.trainer.model.sharded_model import ShardedModel
 from titan_rl.trainer.roles.learned.bridge import Bridge
 from titan_rl.trainer.roles.learned.client import LearnedRoleClient
@@ -14,7 +15,7 @@ from titan_rl.trainer.roles.learned.critic import Critic
 from titan_rl.trainer.roles.learned.drafter import Drafter
 from titan_rl.trainer.roles.learned.implicit_reward import ImplicitReward
 from titan_rl.trainer.roles.learned.role import LearnedRole, LearnedRoleInterface
-from titan_rl.trainer.roles.names import learned_role
+from titan_rl.trainer.roles.names import DRAFTER, learned_role
 from titan_rl.trainer.titan_config import TitanConfig
 
 LEARNED_ROLES: dict[str, type[LearnedRole]] = {role.name: role for role in (Critic, ImplicitReward, Drafter)}
@@ -28,13 +29,14 @@ def make_learned_role(
     sharded: Callable[..., ShardedModel],
     parallel_dims: ParallelDims,
     bridge: Bridge | None,
+    policy: ShardedModel,
     *,
     before_update: Callable[[], None],
     reports: bool,
 ) -> LearnedRoleInterface | None:
     """Learned role of the run, for a rank of the policy.
 
-    ``model_path``: directory that the policy starts from;
+    ``model_path``: directory that ``policy`` starts from;
     ``sharded(path, head=...)``: makes a model; ``bridge``: to its own processes, if it has such; ``before_update``:
     called before its parameters change; ``reports``: as LearnedRoleClient has it."""
     if (name := learned_role(config, needs)) is None:
@@ -42,5 +44,9 @@ def make_learned_role(
     role = LEARNED_ROLES[name]
     if bridge is not None:
         return LearnedRoleClient(config, role, bridge, reports=reports)
-    model = sharded(getattr(config, name).path or model_path, head=role.head)
+    path = getattr(config, name).path or model_path
+    if name == DRAFTER and config.generator.speculative.method == "eagle3":
+        model = DraftHead(config, titan, parallel_dims, policy.device, path, policy)
+    else:
+        model = sharded(path, head=role.head)
     return role(config, titan, model, parallel_dims, before_update)

@@ -1,0 +1,87 @@
+"""EAGLE-3 draft heads, as directories: what tells one from a model, and what it can be refused for."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from titan_rl.config.model_directory.config_checks import check_sizes, read_config
+from titan_rl.config.model_directory.directory import stored_tensors
+from titan_rl.config.model_directory.hub import fetch, is_hub_name
+from titan_rl.config.model_directory.safetensors_files import StoredTensor
+from titan_rl.config.model_directory.weight_checks import check_dtypes, check_finite
+
+POLICIES = ("gpt_oss", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Model types of which vLLM 0.32 gives hidden states to a head."""
+NUM_STATES = 3
+"""Hidden states that a head reads of each token."""
+MAPPING, EMBEDDING = "d2t", "embed_tokens.weight"
+TABLES = (MAPPING, "t2d")
+"""Which of the policy's tokens a head of a smaller vocabulary can draft: differences of numbers, and flags."""
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+_GIVE = "give the directory of a head that was trained for this policy; `titan-rl model eagle3 DIR` makes one"
+_VARIANTS = ("norm_before_fc", "norm_before_residual", "fc_norm", "norm_output")
+"""Keys of heads that compute otherwise."""
+
+
+def is_draft_head(architectures: Any) -> bool:
+    """Whether ``architectures`` of a config.json are those of an EAGLE-3 head."""
+    return isinstance(architectures, list) and any(name in ARCHITECTURES for name in architectures)
+
+
+def weights_of_head(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Tensors that learn, of a head or of a draft model: no tables of a smaller vocabulary, and no head's embeddings."""
+    return {name: tensor for name, tensor in tensors.items() if name not in (*TABLES, EMBEDDING)}
+
+
+def find_draft_head(path: str, *, own_family: bool = False) -> str:
+    """A head's directory that was checked: ``path``, or the one that a name of the Hub was fetched into.
+
+    ``own_family``: no matter. Errors: ValueError, in one line, for what is no head, or one of another kind."""
+    if is_hub_name(path):
+        path = fetch(path, _check_config_in)
+    try:
+        _check_config_in(Path(path))
+        tensors = stored_tensors(path)
+    except OSError as error:
+        raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+    weights = {name: tensor for name, tensor in tensors.items() if name not in TABLES}
+    check_dtypes(weights)
+    check_finite(weights)
+    return path
+
+
+def _check_config_in(folder: Path) -> None:
+    config = read_config(folder)
+    if not is_draft_head(names := config.get("architectures")):
+        raise ValueError(f"architectures = {names!r} in config.json is no EAGLE-3 head ({ARCHITECTURES[0]}): {_GIVE}")
+    if config.get("model_type") != "llama":
+        raise ValueError(f"model_type = {config.get('model_type')!r} in config.json of an EAGLE-3 head must be 'llama'")
+    check_sizes(config)
+    if config["num_hidden_layers"] != 1:
+        raise ValueError(f"num_hidden_layers = {config['num_hidden_layers']} in config.json: a head has one layer")
+    for key, value in {**config, **_eagle_config(config)}.items():
+        if key in _VARIANTS and value:
+            raise ValueError(f"{key} = {value!r} in config.json: heads of this kind are not run here; {_GIVE}")
+
+
+def _eagle_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Errors: ValueError for one that is no table."""
+    table = config.get("eagle_config") or {}
+    if not isinstance(table, dict):
+        raise ValueError(f"eagle_config = {table!r} in config.json must be an object: copy the head's own")
+    return table
+
+
+def layers_read(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """Layers of a policy of ``num_layers`` whose inputs a head reads; 0: embeddings. ``config``: the head's.
+
+    Errors: ValueError for layers that there are not."""
+    chosen = config.get(LAYERS) or _eagle_config(config).get(LAYERS) or (2, num_layers // 2, num_layers - 3)
+    is_list = isinstance(chosen, list | tuple) and all(type(layer) is int for layer in chosen)
+    if not is_list or len(chosen) != NUM_STATES or list(chosen) != sorted({*chosen} & {*range(num_layers)}):
+        raise ValueError(
+            f"{LAYERS} = {chosen!r} in config.json, of a policy of {num_layers} layers: {NUM_STATES} of their numbers "
+            f"in ascending order are wanted; {_GIVE}"
+        )
+    return tuple(chosen)
