@@ -138,6 +138,9 @@ FORMS = {
     "vllm.v1.spec_decode.llm_base_proposer:compute_probs_and_sample_next_token": (
         "(logits, sampling_metadata, use_fp64_gumbel)"
     ),
+    "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer._maybe_share_lm_head": (
+        "(self, target_language_model)"
+    ),
     "vllm.v1.core.sched.scheduler:Scheduler.dynamic_sd_lookup": "set",
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": "(self, scheduler_output, model_runner_output)",
     "vllm.v1.core.sched.output:SchedulerOutput.num_spec_tokens_to_schedule": "int",

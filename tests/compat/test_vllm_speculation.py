@@ -38,6 +38,7 @@ def on_cpu(monkeypatch):
         (rejection_sampler, "expand_batch_to_tokens"),
         (RejectionSampler, "forward"),
         (llm_base_proposer, "compute_probs_and_sample_next_token"),
+        (llm_base_proposer.SpecDecodeBaseProposer, "_maybe_share_lm_head"),
     )
     for owner, name in replaced:
         monkeypatch.setattr(owner, name, getattr(owner, name))

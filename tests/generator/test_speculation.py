@@ -6,12 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from started_meshes import meshes_of, worst_difference
+from started_meshes import batch_of, meshes_of, worst_difference
 
 from titan_rl.config import load
 from titan_rl.data.text.tokenizer import read_tokenizer
 from titan_rl.data.types import Decoding, Request
+from titan_rl.models.builtin.eagle3 import make_eagle3
 from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.trainer.titan_config import build_titan
 
 PROMPT = np.tile(np.arange(10, 20, dtype=np.int32), 4)
 """It says the same again and again, so that there are drafts from the first token on."""
@@ -70,5 +72,44 @@ def test_answers_of_drafts_are_trained_as_they_were_sampled(tmp_path, monkeypatc
             assert len(stopped.tokens) == len(stopped.logprobs) <= 23, "what was drafted behind it is dropped"
             with pytest.raises(Exception, match="drafts are checked without top-p"):
                 await leader.generate.call_one(Request(PROMPT, [1], 4, TEMPERATURE, Decoding(top_p=0.9)))
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture, mode", [("qwen3", "disaggregated"), ("llama", "colocated")])
+def test_a_head_learns_to_draft_what_the_policy_says(tmp_path, architecture, mode):
+    """The engine begins with a head that has the policy's own output head, of which each is updated by itself."""
+    make_tiny(tmp_path / "model", seed=1, architecture=architecture)
+    (tmp_path / "head").mkdir()
+    make_eagle3(tmp_path / "head", str(tmp_path / "model"), seed=2)
+
+    async def run():
+        tables = {
+            "rollout": {"temperature": TEMPERATURE},
+            "placement": {"mode": mode},
+            "generator": {"speculative": {"method": "eagle3", "num_speculative_tokens": 3, "adaptive": False}},
+            "drafter": {"path": str(tmp_path / "head"), "optimizer": {"lr": 1e-2}},
+        }
+        async with meshes_of(str(tmp_path / "model"), tmp_path, **tables, optimizer={"lr": 0.0}) as meshes:
+            request, accepted = Request(PROMPT, list(range(8)), 48, TEMPERATURE), []
+            await meshes.trainer.begin_at(0)
+            for version in range(2):
+                await meshes.weights.stage(version)
+                await meshes.weights.announce(version)
+                leader = meshes.generators.replicas[0].leader
+                await leader.take_statistics.call_one()
+                answers = await leader.generate.call_one(request)
+                statistics = await leader.take_statistics.call_one()
+                accepted.append(statistics.num_accepted / statistics.num_drafted)
+                groups = [batch_of([(PROMPT, answers)], build_titan(meshes.config), None)]
+                losses = [
+                    metrics.loss_metrics["drafter_loss"]
+                    for step in range(25)
+                    for metrics in await meshes.trainer.train(groups, 25 * version + step + 1)
+                ]
+                assert await worst_difference(meshes, (PROMPT, answers)) < 1e-4, "of logits over 0.05"
+            print(f"accepted {accepted}, losses {losses[0]} to {losses[-1]}")
+            assert accepted[0] < 0.3 and accepted[1] > 0.6
 
     asyncio.run(run())

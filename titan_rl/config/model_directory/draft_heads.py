@@ -30,7 +30,7 @@ def is_draft_head(architectures: Any) -> bool:
 
 
 def weights_of_head(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Tensors that learn, of a head or of a draft model: no tables of a smaller vocabulary, and no head's embeddings."""
+    """Tensors that learn, of a head or of a draft model: neither tables of a vocabulary nor a head's embeddings."""
     return {name: tensor for name, tensor in tensors.items() if name not in (*TABLES, EMBEDDING)}
 
 

@@ -257,7 +257,8 @@ def check_draft_model(
             f"{setting} has {num_positions(draft)} positions (max_position_embeddings), and learns from rollouts of up "
             f"to {longest} tokens: take another model, or lower training.seq_len"
         )
-    _check_tokens(config, policy, draft, "draft model", key, settings.model)
+    if not config.drafter.path:  # of which it is checked as of each role
+        _check_tokens(config, policy, draft, "draft model", key, settings.model)
     return draft
 
 

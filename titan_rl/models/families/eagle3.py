@@ -53,10 +53,6 @@ class PolicyStates:
     """The place in the row of the token before each; that of a text's first token is its own."""
     has_before_L: torch.Tensor
 
-    def of_the_token_before(self, x_BLD: torch.Tensor) -> torch.Tensor:
-        """Zero at a text's first token."""
-        return x_BLD[:, self.before_L] * self.has_before_L[:, None].to(x_BLD.dtype)
-
 
 class Eagle3Block(TransformerBlock):
     @dataclass(kw_only=True, slots=True)
@@ -95,7 +91,7 @@ class Eagle3Head(PackedDecoder, Llama3Model):
         fc = Linear.Config(in_features=NUM_STATES * config.dim, out_features=config.dim, param_init=FROM_FILE)
         self.fc = with_lean_linears(fc).build()
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (a head cannot do without the policy's states)
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor | None = None,
@@ -110,10 +106,13 @@ class Eagle3Head(PackedDecoder, Llama3Model):
 
         Each time all tokens see what they would see if all before them had been drafted."""
         assert logit_index_S is not None, "only chosen positions are projected"
-        hidden_BLD, outputs = self.fc(states.hidden_BLD), []
+        found_BLD, outputs = self.fc(states.hidden_BLD), []
+        hidden_BLD = found_BLD
         for _ in range(num_drafts):
-            before_BLD = states.of_the_token_before(hidden_BLD)
-            hidden_BLD = self.layers["0"](states.embedded_BLD, before_BLD, attention_masks, positions)
+            before_BLD = hidden_BLD[:, states.before_L]
+            drafted_BLD = self.layers["0"](states.embedded_BLD, before_BLD, attention_masks, positions)
+            # of a text's first token a head has no state of its own
+            hidden_BLD = torch.where(states.has_before_L[:, None], drafted_BLD, found_BLD)
             chosen_SD = hidden_BLD.flatten(0, 1).index_select(0, logit_index_S)
             outputs.append(self.lm_head(self.norm(chosen_SD), **statistics))
         return torch.stack(outputs).mean(0)

@@ -121,6 +121,7 @@ class DraftHead(ShardedModel):
     @contextmanager
     def computing(self) -> Iterator[torch.nn.Module]:
         with ExitStack() as stack:
+            stack.callback(self.policy.reshard)
             with torch.no_grad():  # its gradients are its own affair
                 self._policy_model = stack.enter_context(self.policy.computing())
             yield stack.enter_context(super().computing())

@@ -252,7 +252,7 @@ class ShardedModel:
                     loss_of,
                 )
         if len(without_gradient) == len(rows):
-            self._reshard()
+            self.reshard()
 
     @contextmanager
     def computing(self) -> Iterator[torch.nn.Module]:
@@ -291,10 +291,10 @@ class ShardedModel:
                 else:
                     output = self.pipeline.forward(tokens, keywords, self._hidden_shape(row))
                 outputs.append(None if output is None else self._statistics(output, columns))
-        self._reshard()
+        self.reshard()
         return outputs
 
-    def _reshard(self) -> None:
+    def reshard(self) -> None:
         """FSDP keeps what it gathered last for a backward. None comes here, and weights may be loaded before the next
         forward, which would go on with the former ones."""
         for part in self.parts:
