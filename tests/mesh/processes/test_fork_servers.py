@@ -190,6 +190,22 @@ def test_where_forks_cannot_use_the_gpu_processes_are_started(tmp_path):
     assert "an import initialized CUDA" in servers.communicate(timeout=30)[1]
 
 
+def test_a_server_that_hangs_is_asked_for_no_process(server, monkeypatch):
+    """A client that waited for it longer than Monarch does would end the run."""
+    pid, path = server
+    monkeypatch.setattr(forking, "_IMPORT_SECONDS", 0.1)
+    forks = ForkServers(path.parent, {}, None)
+    assert asyncio.run(forks.ready("socket")), "there are none yet"
+    forks._are_there = True
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert not asyncio.run(forks.ready("socket"))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    monkeypatch.setattr(forking, "_IMPORT_SECONDS", 30.0)
+    assert asyncio.run(forks.ready("socket")) and asyncio.run(forks.ready("nobody"))
+
+
 def test_who_asks_whether_it_is_ready_gets_no_process(server):
     pid, path = server
     forks = ForkServers(path.parent, {}, None)

@@ -13,8 +13,8 @@ import socket
 import sys
 
 _PR_SET_PDEATHSIG = 1
-FORK_SECONDS = 60.0
-"""How long a server has to fork, imports included."""
+FORK_SECONDS = 15.0
+"""How long a server has to fork: half of what Monarch gives a process to begin."""
 _TELL_SECONDS = 1.0
 """How long it has to tell how a process ended."""
 

@@ -30,6 +30,8 @@ from titan_rl.mesh.resources.scratch import make_scratch
 
 FORK_SERVERS = "TITAN_RL_FORK_SERVERS"
 """Environment variable: the folder of servers that others started, and that outlive a run."""
+_IMPORT_SECONDS = 60.0
+"""How long a server has for its imports; then actors do them by themselves."""
 _MOST_WAITING = 64
 _OPEN = "/proc/self/fd"
 
@@ -55,10 +57,9 @@ class ForkServers:
                 self._process = start(self._folder, self._environment, output)
         self._are_there = True
 
-    async def ready(self, kind: str | None) -> None:
-        """Wait until the kind's server has imported everything, with a limit."""
-        if kind is not None and self._are_there:
-            await imports_done(self._folder, kind)
+    async def ready(self, kind: str | None) -> bool:
+        """Wait until the kind's server has imported everything; false where it takes too long, and is not to be asked."""
+        return kind is None or not self._are_there or await imports_done(self._folder, kind)
 
     def command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
         """To start a process by: where there are servers the client, which becomes the program where there is none for
@@ -73,14 +74,20 @@ def client_arguments(file: str, folder: str, kind: str | None, program: str, arg
     return ["-I", "-S", file, f"{folder}/{kind or 'none'}", program, *arguments]
 
 
-async def imports_done(folder: Path, kind: str) -> None:
-    """Until the server for that kind there has done its imports, or does not exist, or takes too long."""
+async def imports_done(folder: Path, kind: str) -> bool:
+    """Wait until the server for that kind there has done its imports, or does not exist; false if it takes too long."""
     loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking, suppress(OSError, TimeoutError):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
         asking.setblocking(False)
-        await loop.sock_connect(asking, str(folder / kind))
-        await loop.sock_sendall(asking, b"?")  # which asks for no process: the answer is that the server hangs up
-        await asyncio.wait_for(loop.sock_recv(asking, 1), fork_client.FORK_SECONDS)
+        try:
+            await loop.sock_connect(asking, str(folder / kind))
+            await loop.sock_sendall(asking, b"?")  # which asks for no process: the answer is that the server hangs up
+            await asyncio.wait_for(loop.sock_recv(asking, 1), _IMPORT_SECONDS)
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+    return True
 
 
 def start(

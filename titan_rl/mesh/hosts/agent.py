@@ -156,10 +156,10 @@ class HostAgent(Actor):
     # processes
 
     @concurrent_endpoint
-    async def imports_done(self, kind: str) -> None:
-        """Wait until the kind's fork server has imported everything, with a limit."""
-        if forks := os.environ.get(FORK_SERVERS):
-            await imports_done(Path(forks), kind)
+    async def imports_done(self, kind: str) -> bool:
+        """Wait until the kind's fork server has imported everything; false where it takes too long."""
+        forks = os.environ.get(FORK_SERVERS)
+        return not forks or await imports_done(Path(forks), kind)
 
     @concurrent_endpoint
     async def gone(self, pid: int) -> None:

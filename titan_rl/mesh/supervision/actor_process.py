@@ -148,16 +148,17 @@ def _forget_on_host(process: ActorProcess) -> None:
     process.host.kinds.remove(process.kind)
 
 
-async def _unless_lost(host: Host, asking: Awaitable[None]) -> None:
-    """Until this is answered, or its host is lost."""
+async def _unless_lost(host: Host, asking: Awaitable[bool]) -> bool:
+    """The answer; false if the host is lost before."""
 
-    async def wait() -> None:
-        await asking
+    async def wait() -> bool:
+        return await asking
 
     work = asyncio.ensure_future(wait())
     work.add_done_callback(retrieve_exception)
     try:
         await asyncio.wait({work, host.died}, return_when=_FIRST)
+        return work.done() and work.exception() is None and work.result()
     finally:
         work.cancel()
 
@@ -253,10 +254,12 @@ class ActorProcesses:
         if self.remote is not None:
             here, facts = environment | self.remote.environment(host, kind), host.remote_facts
             if self.remote.can_fork and imports is not None:
-                await _unless_lost(host, host.remote_agent.imports_done.call_one(imports))
+                is_done = await _unless_lost(host, host.remote_agent.imports_done.call_one(imports))
+                imports = imports if is_done else None
             start = facts.command if self.remote.can_fork else facts.fresh_command
             return _command(here, partial(start, imports), facts.logs, tag)
-        await self.forks.ready(imports)  # Monarch gives a process 30 seconds, imports included
+        if not await self.forks.ready(imports):  # Monarch gives a process 30 seconds, imports included
+            imports = None
         return _command(environment | self._environment, partial(self.forks.command, imports), self.logs, tag)
 
     async def _start(self, process: ActorProcess, tag: str) -> int:
