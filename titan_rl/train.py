@@ -11,8 +11,10 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Coroutine
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -55,8 +57,22 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
+def _check_caller() -> None:
+    """Errors: ConfigError where the command could have neither an event loop nor signals."""
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise ConfigError(
+            "an event loop is running here already, as in a notebook: use titan_rl.controller.session.Session there"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError(
+            "signals reach the main thread alone: call this there, or start `titan-rl train` as a process"
+        )
+
+
 def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume: bool) -> int:
     """Run to the end; the exit code. Errors: ConfigError before any actor is started."""
+    _check_caller()
     config, world = load_config(config_file, overrides), world_of(os.environ)
     command = TrainCommand(config_file, overrides)
     raise_open_files()  # before anything is begun ahead; the run says so when it starts

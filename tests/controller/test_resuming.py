@@ -340,6 +340,14 @@ def test_a_rate_that_was_changed_is_said(run):
     assert jump == "learning rate: 0.001 at step 2, 0.0005 at step 3, by the settings that are other ones now"
 
 
+def test_a_draft_model_that_there_was_none_of_is_said(run, tmp_path):
+    make_tiny(tmp_path / "draft", seed=1, num_layers=1)
+    drafts = dict(generator__speculative__method="draft_model", drafter__path=str(tmp_path / "draft"))
+    assert told(run(), training__steps=9, **drafts)[1:] == [
+        f"drafter: there was none up to step {LAST}; it begins as {tmp_path / 'draft'}"
+    ]
+
+
 def test_a_constant_rate_does_not_depend_on_the_number_of_steps(run):
     [line] = told(run(), training__steps=50)
     assert line == "other settings from step 3 on: training.steps = 50 (was 2)"

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 
@@ -29,6 +31,8 @@ from titan_rl.diagnostics.bench.learning import off_policy
 from titan_rl.diagnostics.bench.learning import smollm2 as learning_smollm2
 from titan_rl.diagnostics.bench.learning import tomls as learning
 from titan_rl.diagnostics.bench.planning.growth import off_the_line
+from titan_rl.environments.scoring import scorer
+from titan_rl.mesh.resources.open_files import raise_open_files
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.records.statistics import Proportion
 
@@ -483,3 +487,36 @@ def test_what_actors_print_is_kept_where_something_failed(monkeypatch, fails):
     assert made[0].exists() == fails
     assert said == ([f"what the actors printed is in {made[0]}"] if fails else [])
     shutil.rmtree(made[0], ignore_errors=True)
+
+
+def test_a_run_wants_the_main_thread_and_no_loop_around_it(tmp_path, capsys):
+    """Which is said before anything is imported or forked for it."""
+    command = ["train", "quickstart", "--run.dir", str(tmp_path / "run")]
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(main(command)))
+    thread.start()
+    thread.join()
+
+    async def within_a_loop() -> None:
+        codes.append(main(command))
+
+    asyncio.run(within_a_loop())
+    assert codes == [2, 2] and not (tmp_path / "run").exists()
+    said = capsys.readouterr().err
+    assert "signals reach the main thread alone" in said and "an event loop is running here already" in said
+
+
+def test_too_few_open_files_are_one_line(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
+    with pytest.raises(
+        ConfigError, match=r"^a process may have 64 open files here \(`ulimit -Hn`\), and needs 256: raise"
+    ):
+        raise_open_files.__wrapped__()
+
+
+def test_a_scorer_asks_for_no_more_memory_than_it_may_have(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (3 << 30, 3 << 30))
+    monkeypatch.setattr(resource, "setrlimit", asked.__setitem__)
+    scorer._load(load_config(None, {}).task, [], [])
+    assert asked[resource.RLIMIT_AS] == (3 << 30, 3 << 30)

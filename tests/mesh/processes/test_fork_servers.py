@@ -277,6 +277,19 @@ def test_servers_that_were_begun_ahead_are_taken_over_and_end_with_the_block(is_
         assert sorted(by_servers) == [["generator", False, "20000", None], ["trainer", False, "20000", "256"]]
 
 
+def test_servers_of_a_killed_process_leave_no_folder():
+    environment = {name: value for name, value in os.environ.items() if name != forking.FORK_SERVERS}
+    streams = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    command = [sys.executable, "-c", EARLY, "", ""]
+    with subprocess.Popen(command, env=environment, text=True, **streams) as process:
+        while not isinstance((said := json.loads(process.stdout.readline()))[1], list):
+            pass
+        [folder, servers] = said
+        assert Path(folder).exists()
+        process.kill()
+    assert all(map(gone, servers)) and not Path(folder).exists()
+
+
 def test_servers_are_begun_only_where_a_fork_is_whole():
     """What is imported starts no thread of its own here. Else a run's servers are processes of their own."""
     program = """if True:

@@ -18,7 +18,7 @@ from titan_rl.records.ledger.ledger import last_trained_step
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import COMPLETED
 from titan_rl.trainer.model.optimizer import build_optimizer
-from titan_rl.trainer.roles.names import learned_roles
+from titan_rl.trainer.roles.names import DRAFTER, learned_roles
 from titan_rl.trainer.titan_config import TitanConfig, adamw, build_titan, learned_titan
 
 _UNSAID = ("run.dir", "run.plugin_path")
@@ -87,6 +87,9 @@ def _jumps(recorded: dict[str, Any], checked: Checked, step: int) -> list[str]:
         return []
     lines = _jump("", earlier, was, checked.config, now, step)
     for role in learned_roles(checked.config, checked.algorithm.needs):
+        if role == DRAFTER and not earlier.drafter.path:
+            lines.append(f"drafter: there was none up to step {step}; it begins as {checked.config.drafter.path}")
+            continue
         then = learned_titan(earlier, was, role), learned_titan(checked.config, now, role)
         lines += _jump(f"{role}.", earlier, then[0], checked.config, then[1], step)
     return lines

@@ -126,7 +126,9 @@ def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
 
 
 def _load(task: TaskConfig, folders: Sequence[str], suites: Sequence[Mapping[str, Any]]) -> Answer:
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    memory = _MEMORY_BYTES if most == resource.RLIM_INFINITY else min(_MEMORY_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with collector_paused():
         loaded = make_all(task, suites, folders)

@@ -233,6 +233,14 @@ def _serve_kind(kind: str, listener: socket.socket, is_at_once: bool) -> Request
     return ForkServer(listener).run()
 
 
+def _remove(listener: socket.socket) -> None:
+    """Remove a socket's file, and its folder with the last one, unless a run has taken them over."""
+    path = Path(listener.getsockname())
+    with suppress(OSError):
+        path.unlink()
+        path.parent.rmdir()
+
+
 def _run(serve: Callable[[], Request | None]) -> NoReturn:
     """The whole life of a server, and of each process that it forks."""
     os.umask(0o077)
@@ -273,7 +281,7 @@ def serve_in_child(
         for descriptor in others:
             os.close(descriptor)
         os.environ |= environment
-        _run(lambda: _serve_kind(kind, listener, is_at_once))
+        _run(lambda: _serve_kind(kind, listener, is_at_once) or _remove(listener))
     except BaseException:
         traceback.print_exc()
     leave(1)

@@ -58,7 +58,7 @@ class ForkServers:
         self._are_there = True
 
     async def ready(self, kind: str | None) -> bool:
-        """Wait until the kind's server has imported everything; false where it takes too long, and is not to be asked."""
+        """Wait until the kind's server has imported everything; false where it takes too long to be asked."""
         return kind is None or not self._are_there or await imports_done(self._folder, kind)
 
     def command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
@@ -124,10 +124,11 @@ class EarlyServers:
     """Fork servers started before their run, as children of this process, which shares its imports with them."""
 
     def __init__(self) -> None:
-        self._folder = make_scratch()
+        self._folder: Path | None = None
+        """Of the sockets, from ``start`` on; a server removes its own if this process is killed."""
+        self._listeners: dict[str, socket.socket] = {}
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (``end`` closes it)
         self._logs: str | None = None
-        self._listeners = {kind: _listen(self._folder / kind) for kind in IMPORTS}
         self._input, self._lifeline = os.pipe()
         """The servers' standard input, and what it ends with."""
         self._others = _descriptors()
@@ -144,6 +145,9 @@ class EarlyServers:
         import_module("huggingface_hub.constants")  # it reads whether to be offline, which a server is and this is not
         with _importing(fork_environment()):
             import_shared()
+        self._folder = folder = make_scratch()
+        self._listeners = {kind: _listen(folder / kind) for kind in IMPORTS}
+        self._others += [listener.fileno() for listener in self._listeners.values()]
         for kind in IMPORTS:
             if kind not in here:
                 self._fork(kind, is_at_once=kind in kinds)
@@ -162,9 +166,11 @@ class EarlyServers:
 
     def move(self, folder: Path, logs: str | None) -> None:
         """Move the servers' sockets into a run's folder."""
+        assert self._folder is not None, "they were started"
         for kind in IMPORTS:
-            (self._folder / kind).rename(folder / kind)
-        self._folder.rmdir()
+            with suppress(FileNotFoundError):  # of a server that has ended
+                (self._folder / kind).rename(folder / kind)
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._logs = logs
 
     def end(self) -> None:
@@ -179,7 +185,8 @@ class EarlyServers:
             listener.close()
         os.close(self._input)
         os.close(self._lifeline)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         self._output.seek(0)
         is_there = self._logs is not None and os.path.isdir(self._logs)  # a temporary folder may be gone by now
         with log_file(self._logs if is_there else None, "fork_servers") as log:
