@@ -202,7 +202,7 @@ def test_what_it_cannot_go_with_is_one_line(models, tables, said):
     ("changed", "said"),
     [
         ({"hidden_size": 256}, "its hidden_size = 256, and the policy's hidden_size = 128"),
-        ({"vocab_size": 90}, "vocab_size = 90, the policy 99"),
+        ({"vocab_size": 90, "draft_vocab_size": 90}, "vocab_size = 90, the policy 99"),
         ({"num_hidden_layers": 2}, "num_hidden_layers = 2 in config.json: a head has one layer"),
         ({"norm_before_residual": True}, "norm_before_residual = True in config.json: heads of this kind"),
         ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc = True in config.json: heads of this kind"),
@@ -216,7 +216,12 @@ def test_what_it_cannot_go_with_is_one_line(models, tables, said):
         ),
         (
             {"draft_vocab_size": 50},
-            "lm_head.weight in model.safetensors is (99, 128), and config.json asks for (50, 128)",
+            "draft_vocab_size = 50 and vocab_size = 99 in config.json, and there is no d2t: a head of fewer has one",
+        ),
+        ({"draft_vocab_size": 0.5}, "draft_vocab_size = 0.5 and vocab_size = 99 in config.json: a head drafts some"),
+        (
+            {"intermediate_size": 256},
+            "midlayer.mlp.gate_proj.weight in model.safetensors is (384, 128), and config.json",
         ),
         ({"model_type": "qwen3"}, "model_type = 'qwen3' in config.json of an EAGLE-3 head must be 'llama'"),
     ],
@@ -230,6 +235,26 @@ def test_another_policys_head_is_one_line(models, tmp_path, changed, said):
     with pytest.raises(ConfigError) as caught:
         tables = {"model": {"path": str(models / "policy")}, "drafter": {"path": str(tmp_path)}}
         check(load_config(None, tables | DRAFTS))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "said"),
+    [
+        (torch.full((60,), 40), "names tokens that the policy has not, or one twice"),
+        (torch.full((60,), -1), "names tokens that the policy has not, or one twice"),
+        (-torch.arange(60), "names tokens that the policy has not, or one twice"),
+        (torch.zeros(59, dtype=torch.int64), "is I64 (59,), and I64 (60,) fits"),
+        (torch.zeros(60), "is F32 (60,), and I64 (60,) fits"),
+    ],
+)
+def test_a_mapping_that_names_no_token_is_refused(models, smaller, tmp_path, mapping, said):
+    """vLLM would write beyond its logits."""
+    tensors = load_file(models / "smaller" / "model.safetensors") | {"d2t": mapping}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((models / "smaller" / "config.json").read_text())
+    with pytest.raises(ValueError) as caught:
+        find_draft_head(str(tmp_path))
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 

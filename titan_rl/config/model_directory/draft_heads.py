@@ -41,17 +41,38 @@ def find_draft_head(path: str, *, own_family: bool = False) -> str:
     if is_hub_name(path):
         path = fetch(path, _check_config_in)
     try:
-        _check_config_in(Path(path))
-        tensors = stored_tensors(path)
+        config, tensors = _check_config_in(Path(path)), stored_tensors(path)
+        weights = {name: tensor for name, tensor in tensors.items() if name not in TABLES}
+        check_dtypes(weights)
+        check_finite(weights)
+        _check_mapping(tensors.get(MAPPING), config)
     except OSError as error:
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
-    weights = {name: tensor for name, tensor in tensors.items() if name not in TABLES}
-    check_dtypes(weights)
-    check_finite(weights)
     return path
 
 
-def _check_config_in(folder: Path) -> None:
+def _check_mapping(mapping: StoredTensor | None, config: dict[str, Any]) -> None:
+    """vLLM writes to whatever tokens it names. Errors: ValueError unless each is one of the policy's, and another."""
+    size, number = config["vocab_size"], config.get("draft_vocab_size") or config["vocab_size"]
+    sizes = f"draft_vocab_size = {number!r} and vocab_size = {size} in config.json"
+    if type(number) is not int or not 0 < number <= size:
+        raise ValueError(f"{sizes}: a head drafts some of the policy's tokens, or all")
+    if (mapping is None) != (number == size):
+        raise ValueError(f"{sizes}, and there is {'no' if mapping is None else 'a'} {MAPPING}: a head of fewer has one")
+    if mapping is None:
+        return
+    if mapping.dtype != "I64" or mapping.shape != (number,):
+        raise ValueError(
+            f"{MAPPING} in {mapping.file.name} is {mapping.dtype} {mapping.shape}, and I64 ({number},) fits"
+        )
+    import numpy as np
+
+    tokens = np.arange(number) + np.fromfile(mapping.file, "<i8", number, offset=mapping.start)
+    if tokens.min() < 0 or tokens.max() >= size or len(np.unique(tokens)) < number:
+        raise ValueError(f"{MAPPING} in {mapping.file.name} names tokens that the policy has not, or one twice")
+
+
+def _check_config_in(folder: Path) -> dict[str, Any]:
     config = read_config(folder)
     if not is_draft_head(names := config.get("architectures")):
         raise ValueError(f"architectures = {names!r} in config.json is no EAGLE-3 head ({ARCHITECTURES[0]}): {_GIVE}")
@@ -63,6 +84,7 @@ def _check_config_in(folder: Path) -> None:
     for key, value in {**config, **_eagle_config(config)}.items():
         if key in _VARIANTS and value:
             raise ValueError(f"{key} = {value!r} in config.json: heads of this kind are not run here; {_GIVE}")
+    return config
 
 
 def _eagle_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torchtitan.models.llama3.model import Llama3Model
 from torchtitan.protocols.model import BaseModel
 from transformers import PreTrainedConfig
 
-from titan_rl.config.model_directory.draft_heads import NUM_STATES
+from titan_rl.config.model_directory.draft_heads import EMBEDDING, NUM_STATES, TABLES
 from titan_rl.models.layers.attention import AttentionPlan
 from titan_rl.models.layers.cpu_products import with_lean_linears
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
@@ -119,7 +119,7 @@ class Eagle3Head(PackedDecoder, Llama3Model):
 
 
 class Eagle3Names(Names):
-    ignored = ("d2t", "t2d", "embed_tokens.")
+    ignored = (*TABLES, EMBEDDING)
 
     def __init__(self, model_config: BaseModel.Config, hf_assets_path: str | None):
         super().__init__(model_config, hf_assets_path)
