@@ -110,6 +110,6 @@ def test_a_head_learns_to_draft_what_the_policy_says(tmp_path, architecture, mod
                 ]
                 assert await worst_difference(meshes, (PROMPT, answers)) < 1e-4, "of logits over 0.05"
             print(f"accepted {accepted}, losses {losses[0]} to {losses[-1]}")
-            assert accepted[0] < 0.3 and accepted[1] > 0.6
+            assert accepted[0] < 0.2 and accepted[1] > 0.4
 
     asyncio.run(run())

@@ -4,7 +4,6 @@ Requests, weight updates and everything else that touches the engine go into one
 two engine steps, never during one.
 """
 
-import multiprocessing
 import os
 import queue
 import threading
@@ -20,21 +19,18 @@ from typing import Any
 
 import titan_rl.compat.vllm.without_server  # noqa: F401  # isort: skip  (before the rest of vLLM)
 import numpy as np
-import torch.distributed as dist
 from tqdm import tqdm
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
-from vllm.v1.engine.llm_engine import LLMEngine
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
 from titan_rl.compat.vllm.admission import CacheRecorder, cache_shape
 from titan_rl.compat.vllm.engine import check_counts, num_generated, scheduler_of
-from titan_rl.compat.vllm.loading import inspect_models_here
 from titan_rl.compat.vllm.routing import RouteRecorder, routed_experts
 from titan_rl.compat.vllm.sampling import give_tokenizer, keep_masks
-from titan_rl.compat.vllm.speculation import DraftRecorder, replace_functions
+from titan_rl.compat.vllm.speculation import DraftRecorder
 from titan_rl.compat.vllm.thinking import limit_thinking
 from titan_rl.compat.vllm.vision import register_without_torchvision
 from titan_rl.config.model_directory.directory import read_object, stop_token_ids, stored_tensors
@@ -49,16 +45,15 @@ from titan_rl.data.types import Completion, Decoding, EngineStatistics, Request,
 from titan_rl.generator.admission import AdmissionPolicy
 from titan_rl.generator.draft_policy import DraftPolicy
 from titan_rl.generator.engine_arguments import engine_arguments
+from titan_rl.generator.engine_start import start_engine
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
-from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks, reserve_shared_memory
-from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
+from titan_rl.generator.sleeping import drop_cache, fall_asleep, wake_cache, wake_weights
 from titan_rl.generator.vllm_requests import engine_prompt, prompt_logprobs, sampling_mask, sampling_parameters
 from titan_rl.generator.weights import vllm_backend, vllm_loader
 from titan_rl.generator.weights.vllm_backend import load_version, transfer_engine
 from titan_rl.generator.weights.vllm_recording import Recorded
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.processes.fault_injection import inject_fault
-from titan_rl.mesh.resources.listeners.gloo import guard_gloo
 
 
 @dataclass(frozen=True)
@@ -212,7 +207,8 @@ class GenerationEngine:
 
     def _run(self, started: Future) -> None:
         try:
-            self._engine = self._start_engine()
+            self._engine = start_engine(self._config, self._arguments, self._rank, self._rendezvous_file, self._devices)
+            self.on_worker(drop_cache)
             check_counts(scheduler_of(self._engine))
             if self._records_routing and current_platform.is_cpu():
                 scheduler = scheduler_of(self._engine)
@@ -238,24 +234,6 @@ class GenerationEngine:
             stored.append(weights_of_head(stored_tensors(path)))
         shapes = [[(name, tensor.shape) for name, tensor in tensors.items()] for tensors in stored]
         return transfer_engine(worker).record_needs(shapes[0], worker.get_draft_model(), *shapes[1:])
-
-    def _start_engine(self) -> LLMEngine:
-        size = self._config.tensor_parallel
-        guard_gloo()
-        inspect_models_here()
-        if self._config.speculative.method != "none":
-            # numba, which looks for drafts, else takes a semaphore in /dev/shm, which a killed process leaves there
-            multiprocessing.set_start_method("spawn", force=True)
-            replace_functions(on_cpu=current_platform.is_cpu())
-        if size == 1:
-            return LLMEngine.from_engine_args(self._arguments)
-        assert self._rendezvous_file is not None, "an engine of several ranks is given one"
-        join_ranks(self._rank, size, self._rendezvous_file, self._devices)
-        engine = LLMEngine(self._arguments.create_engine_config(), RankExecutor, log_stats=False)
-        reserve_shared_memory()
-        dist.barrier()
-        forget_shared_memory()
-        return engine
 
     def _start_admission(self) -> None:
         scheduler = scheduler_of(self._engine)
@@ -466,8 +444,9 @@ class GenerationEngine:
         start = time.perf_counter()
         inject_fault("wake")
         self._lockstep.together(lambda: self._load(version))
-        if self._config.kv == "recompute":
+        if self._config.kv == "recompute" or not self._samples:
             self._engine.reset_prefix_cache(reset_running_requests=True)
+            self._cache.reuse_first_blocks()
         if self._images is not None:
             self._engine.reset_encoder_cache()  # no image is seen by former weights from now on
         scheduler = scheduler_of(self._engine)

@@ -202,7 +202,6 @@ def test_what_it_cannot_go_with_is_one_line(models, tables, said):
     ("changed", "said"),
     [
         ({"hidden_size": 256}, "its hidden_size = 256, and the policy's hidden_size = 128"),
-        ({"vocab_size": 90, "draft_vocab_size": 90}, "vocab_size = 90, the policy 99"),
         ({"num_hidden_layers": 2}, "num_hidden_layers = 2 in config.json: a head has one layer"),
         ({"norm_before_residual": True}, "norm_before_residual = True in config.json: heads of this kind"),
         ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc = True in config.json: heads of this kind"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_sliding_window
@@ -17,6 +18,7 @@ from titan_rl.compat.reach import VLLM, Reach
 
 _SCHEDULER, _REQUEST = "vllm.v1.core.sched.scheduler:Scheduler", "vllm.v1.request:Request"
 _LOAD = "count what a request holds in the KV cache"
+_REUSE = "fill the same blocks first, step after step"
 REACHES = (
     Reach(f"{_SCHEDULER}.schedule", "set the limit before a step, and count after it"),
     Reach(f"{_SCHEDULER}.max_num_active_reqs", "limit the requests at once"),
@@ -27,6 +29,11 @@ REACHES = (
     Reach(f"{_SCHEDULER}.reset_preempted_req_ids", "leave out the preemptions of a weight update"),
     Reach("vllm.v1.core.sched.output:SchedulerOutput.preempted_req_ids", "count preemptions"),
     Reach("vllm.v1.core.kv_cache_manager:KVCacheManager.usage", "record the KV cache's usage"),
+    Reach("vllm.v1.core.kv_cache_manager:KVCacheManager.block_pool", _REUSE),
+    Reach("vllm.v1.core.block_pool:BlockPool.free_block_queue", _REUSE),
+    Reach("vllm.v1.core.block_pool:BlockPool.blocks", _REUSE),
+    Reach("vllm.v1.core.block_pool:BlockPool.get_num_free_blocks", _REUSE),
+    Reach("vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue", _REUSE),
     Reach("vllm.v1.kv_cache_interface:get_kv_cache_spec_sliding_window", _LOAD),
     Reach(f"{_REQUEST}.block_hashes", "know which prompts share blocks"),
     Reach(f"{_REQUEST}.num_prompt_tokens", _LOAD),
@@ -95,6 +102,15 @@ class CacheRecorder:
         """Use since the last call."""
         use, self._use = self._use, CacheUse()
         return use
+
+    def reuse_first_blocks(self) -> None:
+        """Fill the cache from its beginning again, if nobody holds any of it.
+
+        vLLM takes what was free for longest, so that it soon has touched all pages of a cache of which it needs few."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        first, *others = pool.blocks  # which stays empty
+        if pool.get_num_free_blocks() == len(others):
+            pool.free_block_queue = FreeKVCacheBlockQueue(others)
 
     def _schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         scheduler = self._scheduler

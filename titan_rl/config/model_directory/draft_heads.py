@@ -39,9 +39,10 @@ def find_draft_head(path: str, *, own_family: bool = False) -> str:
 
     ``own_family``: no matter. Errors: ValueError, in one line, for what is no head, or one of another kind."""
     if is_hub_name(path):
-        path = fetch(path, _check_config_in)
+        path = fetch(path, lambda folder: _check_config(read_config(folder)))
     try:
-        config, tensors = _check_config_in(Path(path)), stored_tensors(path)
+        _check_config(config := read_config(Path(path)))
+        tensors = stored_tensors(path)
         weights = {name: tensor for name, tensor in tensors.items() if name not in TABLES}
         check_dtypes(weights)
         check_finite(weights)
@@ -72,8 +73,7 @@ def _check_mapping(mapping: StoredTensor | None, config: dict[str, Any]) -> None
         raise ValueError(f"{MAPPING} in {mapping.file.name} names tokens that the policy has not, or one twice")
 
 
-def _check_config_in(folder: Path) -> dict[str, Any]:
-    config = read_config(folder)
+def _check_config(config: dict[str, Any]) -> None:
     if not is_draft_head(names := config.get("architectures")):
         raise ValueError(f"architectures = {names!r} in config.json is no EAGLE-3 head ({ARCHITECTURES[0]}): {_GIVE}")
     if config.get("model_type") != "llama":
@@ -84,7 +84,6 @@ def _check_config_in(folder: Path) -> dict[str, Any]:
     for key, value in {**config, **_eagle_config(config)}.items():
         if key in _VARIANTS and value:
             raise ValueError(f"{key} = {value!r} in config.json: heads of this kind are not run here; {_GIVE}")
-    return config
 
 
 def _eagle_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class LearnedRoleInterface(ABC):
 
     @abstractmethod
     def restore(self, state: RoleState) -> None:
-        """As it was when ``kept`` was made."""
+        """As it was when ``state`` was taken."""
 
     @abstractmethod
     def begin(self, rows: list[Row]) -> None:
@@ -216,7 +216,7 @@ class LearnedRole(LearnedRoleInterface):
         return result
 
     def _go_back(self, state: RoleState | None) -> None:
-        """Without the gradients at hand, and without the updates since ``kept``."""
+        """Without the gradients at hand, and without the updates since ``state``."""
         self.optimizer.zero_grad()
         if state is not None:
             self.restore(state)
@@ -308,7 +308,7 @@ class LearnedRole(LearnedRoleInterface):
 
     @torch.no_grad()
     def restore(self, state: RoleState) -> None:
-        """As it was when ``kept`` was made."""
+        """As it was when ``state`` was taken."""
         self.before_update()
         for tensor, before in zip(self._state(), state.tensors, strict=True):
             tensor.copy_(before)
