@@ -1,12 +1,14 @@
 """Admission by the KV cache: the policy by hand, and a real engine whose cache is too small for its requests."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from started_meshes import meshes_of
+from vllm.v1.core.block_pool import BlockPool
 
-from titan_rl.compat.vllm.admission import CacheLoad, CacheShape
+from titan_rl.compat.vllm.admission import CacheLoad, CacheRecorder, CacheShape
 from titan_rl.data.types import EngineStatistics, Request
 from titan_rl.generator.admission import AdmissionPolicy
 from titan_rl.models.builtin.tiny import make_tiny
@@ -25,6 +27,25 @@ def policy(num_blocks: int, lengths: tuple[int, ...] = (), window: int | None = 
     for length in lengths:
         made.ended(length)
     return made
+
+
+def test_an_empty_cache_is_filled_from_its_beginning_again():
+    """vLLM itself goes on through all of it, and a CPU's would take all its memory."""
+    pool = BlockPool(num_gpu_blocks=10, enable_caching=True, hash_block_size=16)
+    manager = SimpleNamespace(block_pool=pool)
+    recorder = CacheRecorder(SimpleNamespace(kv_cache_manager=manager, schedule=None), None)
+
+    def taken(count: int) -> list:
+        return pool.get_new_blocks(count)
+
+    pool.free_blocks(first := taken(3))
+    assert [block.block_id for block in first] == [1, 2, 3]
+    held = taken(2)
+    recorder.reuse_first_blocks()
+    assert [block.block_id for block in (*held, *(more := taken(1)))] == [4, 5, 6], "somebody holds blocks"
+    pool.free_blocks([*held, *more])
+    recorder.reuse_first_blocks()
+    assert [block.block_id for block in taken(9)] == [*range(1, 10)] and not pool.get_num_free_blocks()
 
 
 def test_what_requests_hold_is_counted_in_blocks():
