@@ -42,8 +42,9 @@ def test_an_empty_cache_is_filled_from_its_beginning_again():
     assert [block.block_id for block in first] == [1, 2, 3]
     held = taken(2)
     recorder.reuse_first_blocks()
-    assert [block.block_id for block in (*held, *(more := taken(1)))] == [4, 5, 6], "somebody holds blocks"
-    pool.free_blocks([*held, *more])
+    held += taken(1)
+    assert [block.block_id for block in held] == [4, 5, 6], "somebody holds blocks"
+    pool.free_blocks(held)
     recorder.reuse_first_blocks()
     assert [block.block_id for block in taken(9)] == [*range(1, 10)] and not pool.get_num_free_blocks()
 
