@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from started_meshes import meshes_of
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
 from titan_rl.compat.vllm.admission import CacheLoad, CacheRecorder, CacheShape
 from titan_rl.data.types import EngineStatistics, Request
@@ -35,18 +36,28 @@ def test_an_empty_cache_is_filled_from_its_beginning_again():
     manager = SimpleNamespace(block_pool=pool)
     recorder = CacheRecorder(SimpleNamespace(kv_cache_manager=manager, schedule=None), None)
 
-    def taken(count: int) -> list:
-        return pool.get_new_blocks(count)
+    def numbers_of(count: int) -> list[int]:
+        """Of blocks that are taken, and filled with a prompt's keys and values."""
+        held.extend(blocks := pool.get_new_blocks(count))
+        for block in blocks:
+            block.set_block_hash(make_block_hash_with_group_id(BlockHash(b"%8d" % block.block_id), 0))
+        return [block.block_id for block in blocks]
 
-    pool.free_blocks(first := taken(3))
-    assert [block.block_id for block in first] == [1, 2, 3]
-    held = taken(2)
-    recorder.reuse_first_blocks()
-    held += taken(1)
-    assert [block.block_id for block in held] == [4, 5, 6], "somebody holds blocks"
+    def forget_prompts() -> None:
+        pool.reset_prefix_cache()
+        recorder.reuse_first_blocks()
+
+    held = []
+    assert numbers_of(3) == [1, 2, 3]
     pool.free_blocks(held)
-    recorder.reuse_first_blocks()
-    assert [block.block_id for block in taken(9)] == [*range(1, 10)] and not pool.get_num_free_blocks()
+    held.clear()
+    assert numbers_of(2) == [4, 5]
+    forget_prompts()
+    assert numbers_of(1) == [6], "since somebody holds blocks"
+    pool.free_blocks(held)
+    held.clear()
+    forget_prompts()
+    assert numbers_of(9) == [*range(1, 10)] and not pool.get_num_free_blocks()
 
 
 def test_what_requests_hold_is_counted_in_blocks():
