@@ -134,6 +134,15 @@ def test_neither_does_the_number_of_steps_that_a_learning_rate_decays_over(run, 
         assert resuming.first_change(independent, independent | after) == ""
 
 
+def test_nor_does_the_number_of_drafted_tokens_that_a_head_learns(run):
+    run_dir, key = run(0), "generator.speculative.num_speculative_tokens"
+    before = {key: 3, "drafter.path": "head"}
+    with pytest.raises(ConfigError, match=f"{key} = 2 is not what steps 1 to 2 of .* with, 3"):
+        resuming._check_redone(run_dir, before, before | {key: 2}, 1, 2, with_sft=False)
+    alone = before | {"drafter.path": ""}
+    resuming._check_redone(run_dir, alone, alone | {key: 2}, 1, 2, with_sft=False)
+
+
 @pytest.mark.parametrize("role", ["critic", "drafter"])
 def test_another_directory_of_a_model_whose_weights_a_checkpoint_has_is_refused(run, monkeypatch, tmp_path, role):
     """It would never be read. The same directory may have moved."""

@@ -77,6 +77,7 @@ _RULES = {
 }
 """What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a
 file may move (records/run_directory/sources.py). ``_NUMERIC``: free, but a replay needs to know what it was."""
+_DRAFTED = "generator.speculative.num_speculative_tokens"
 _OPEN = ("task.options.", "task.rewards.", "task.rewards_by_source.", "task.judge.", "optimizer.param_groups.")
 _OPEN += ("model.chat_template.options.", "data.columns.", "eval.suites.", "task.sandbox.", "teacher.by_task.")
 _OPEN += tuple(f"{role}.{table}." for role in LEARNED for table in ("optimizer", "lr_scheduler"))
@@ -226,7 +227,10 @@ def first_change(recorded: Settings, settings: Settings) -> str:
 
 
 def _rule_under(recorded: Settings, key: str) -> int:
-    """Rule of a key; the number of steps is one of training where a learning rate decays with it."""
+    """Rule of a key; the number of steps is one of training where a learning rate decays with it, and so is that of
+    drafted tokens where a draft head learns them."""
+    if key == _DRAFTED and recorded.get("drafter.path"):
+        return _WHILE_REDOING
     if key != "training.steps":
         return _rule(key)
     schedules = ("lr_scheduler", *(f"{role}.lr_scheduler" for role in LEARNED))
