@@ -262,7 +262,7 @@ def test_a_head_with_embeddings_of_its_own_does_not_learn(models, tmp_path):
     save_file(tensors | {"embed_tokens.weight": torch.zeros(99, 128)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((models / "head" / "config.json").read_text())
     policy = {"model": {"path": str(models / "policy")}}
-    with pytest.raises(ConfigError, match="holds embed_tokens.weight, and a head that learns reads the policy's"):
+    with pytest.raises(ConfigError, match="it holds embed_tokens.weight, and a head that learns reads the policy's"):
         check(load_config(None, policy | DRAFTS | {"drafter": {"path": str(tmp_path)}}))
     speculative = DRAFTS["generator"]["speculative"] | {"model": str(tmp_path)}
     check(load_config(None, policy | {"generator": {"speculative": speculative}}))

@@ -26,7 +26,7 @@ from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, sp
 from titan_rl.models.value_head import check_has_classifier, check_value_weights, value_spec
 from titan_rl.models.weights.hf_weights import check_weights
 from titan_rl.trainer.model.layout import check_layout, check_products
-from titan_rl.trainer.roles.names import FROZEN, learned_roles, num_words
+from titan_rl.trainer.roles.names import DRAFTER, FROZEN, learned_roles, num_words
 from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan, role_titan
 from titan_rl.trainer.titan_limits import check_length, check_patterns
 
@@ -185,12 +185,24 @@ def _check_learned(config: Config, role: str, family: Family | None) -> None:
             spec = model_spec(path, family)
             if role == "critic":
                 check_value_weights(value_spec(spec), path)
+            elif role == DRAFTER and config.generator.speculative.method == "eagle3":
+                check_weights(spec, path)
+                _check_shares_embeddings(path)
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # or what a family raises
             raise ConfigError(f"{role}.path = {path!r}: {' '.join(str(error).split())}") from None
     _check_model(config, role, family, 0, f"{role}.path", settings.path)
     _check_groups(config, role, titan, family)
     if role == "critic" and family is None:
         _check_classifier(role, config)
+
+
+def _check_shares_embeddings(path: str) -> None:
+    """Errors: ValueError for a draft head with embeddings of its own."""
+    if EMBEDDING in stored_tensors(path):
+        raise ValueError(
+            f"it holds {EMBEDDING}, and a head that learns reads the policy's embeddings: remove it, or give the head "
+            f"as generator.speculative.model, which does not learn"
+        )
 
 
 def _check_classifier(role: str, config: Config) -> None:
@@ -236,7 +248,7 @@ def check_draft_model(
     except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:  # or what a family raises
         raise ConfigError(f"{setting}: {' '.join(str(error).split())}") from None
     if settings.method == "eagle3":
-        _check_draft_head(setting, Path(settings.model), policy, learns=bool(config.drafter.path))
+        _check_draft_head(setting, Path(settings.model), policy)
     elif taken := [word for word in _OTHER_DRAFTS if word in settings.model.lower()]:
         raise ConfigError(
             f"{setting}: vLLM takes a path with {taken[0]!r} in it for one of another kind of draft; give the model "
@@ -262,8 +274,8 @@ def check_draft_model(
     return draft
 
 
-def _check_draft_head(setting: str, path: Path, policy: PreTrainedConfig, *, learns: bool) -> None:
-    """Errors: ConfigError for an EAGLE-3 head that the policy's hidden states are not for, or that cannot learn."""
+def _check_draft_head(setting: str, path: Path, policy: PreTrainedConfig) -> None:
+    """Errors: ConfigError for an EAGLE-3 head that the policy's hidden states are not for."""
     if policy.model_type not in POLICIES:
         raise ConfigError(
             f"{setting}: vLLM gives no hidden states of model type {policy.model_type!r} to a draft head; take 'ngram' "
@@ -278,17 +290,8 @@ def _check_draft_head(setting: str, path: Path, policy: PreTrainedConfig, *, lea
             )
     try:
         layers_read(config, policy.num_hidden_layers)
-        stored = stored_tensors(path)
-        if not learns:
-            return
-        check_weights(model_spec(path), path)
     except ValueError as error:
         raise ConfigError(f"{setting}: {error}") from None
-    if EMBEDDING in stored:
-        raise ConfigError(
-            f"{setting} holds {EMBEDDING}, and a head that learns reads the policy's embeddings: remove it, or give "
-            f"the head as generator.speculative.model, which does not learn"
-        )
 
 
 def _check_tokens(
