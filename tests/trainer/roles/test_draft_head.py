@@ -234,7 +234,7 @@ def test_another_policys_head_is_one_line(models, tmp_path, changed, said):
     with pytest.raises(ConfigError) as caught:
         tables = {"model": {"path": str(models / "policy")}, "drafter": {"path": str(tmp_path)}}
         check(load_config(None, tables | DRAFTS))
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert said in str(caught.value).splitlines()[0]
 
 
 @pytest.mark.parametrize(
