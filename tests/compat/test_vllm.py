@@ -141,6 +141,7 @@ FORMS = {
     "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer._maybe_share_lm_head": (
         "(self, target_language_model)"
     ),
+    "vllm.v1.worker.gpu.spec_decode.eagle.utils:_should_share": "(eagle, flag, draft, target)",
     "vllm.v1.core.sched.scheduler:Scheduler.dynamic_sd_lookup": "set",
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": "(self, scheduler_output, model_runner_output)",
     "vllm.v1.core.sched.output:SchedulerOutput.num_spec_tokens_to_schedule": "int",

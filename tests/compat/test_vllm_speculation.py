@@ -39,6 +39,7 @@ def on_cpu(monkeypatch):
         (RejectionSampler, "forward"),
         (llm_base_proposer, "compute_probs_and_sample_next_token"),
         (llm_base_proposer.SpecDecodeBaseProposer, "_maybe_share_lm_head"),
+        (speculation.gpu_eagle, "_should_share"),
     )
     for owner, name in replaced:
         monkeypatch.setattr(owner, name, getattr(owner, name))

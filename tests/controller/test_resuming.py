@@ -136,11 +136,11 @@ def test_neither_does_the_number_of_steps_that_a_learning_rate_decays_over(run, 
 
 def test_nor_does_the_number_of_drafted_tokens_that_a_head_learns(run):
     run_dir, key = run(0), "generator.speculative.num_speculative_tokens"
-    before = {key: 3, "drafter.path": "head"}
+    before = {key: 3, "drafter.path": "head", "generator.speculative.method": "eagle3"}
     with pytest.raises(ConfigError, match=f"{key} = 2 is not what steps 1 to 2 of .* with, 3"):
         resuming._check_redone(run_dir, before, before | {key: 2}, 1, 2, with_sft=False)
-    alone = before | {"drafter.path": ""}
-    resuming._check_redone(run_dir, alone, alone | {key: 2}, 1, 2, with_sft=False)
+    for free in ({"drafter.path": ""}, {"generator.speculative.method": "draft_model"}):
+        resuming._check_redone(run_dir, before | free, before | free | {key: 2}, 1, 2, with_sft=False)
 
 
 @pytest.mark.parametrize("role", ["critic", "drafter"])

@@ -34,7 +34,7 @@ def fall_asleep(worker: Any) -> None:
 
 
 def drop_cache(worker: Any) -> None:
-    """On a CPU, give back the pages of an empty KV cache, which vLLM has filled with zeros, until they are used."""
+    """Give back a CPU's pages of an empty KV cache, which vLLM has filled with zeros."""
     if current_platform.is_cpu():
         for storage in _distinct(worker.model_runner.kv_caches):
             drop_contents(storage)

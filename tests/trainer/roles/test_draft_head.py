@@ -34,6 +34,7 @@ def models(tmp_path_factory):
 
 
 def learner_of(models, head: str = "head", **tables) -> Learner:
+    """``head``: its folder, beside the policy's or anywhere."""
     tables = {"model": {"path": str(models / "policy")}, "optimizer": {"lr": 1e-3}, "training": {"steps": 10}} | tables
     config = load_config(None, tables | DRAFTS | {"drafter": {"path": str(models / head), "optimizer": {"lr": 1e-2}}})
     return Learner(config, build_titan(config), models / "policy")
@@ -201,17 +202,25 @@ def test_what_it_cannot_go_with_is_one_line(models, tables, said):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"hidden_size": 256}, "its hidden_size = 256, and the policy's hidden_size = 128"),
+        ({"hidden_size": 256}, "fc.weight in model.safetensors is (128, 384), and (256, 768) reads 3 hidden states"),
         ({"num_hidden_layers": 2}, "num_hidden_layers = 2 in config.json: a head has one layer"),
         ({"norm_before_residual": True}, "norm_before_residual = True in config.json: heads of this kind"),
         ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc = True in config.json: heads of this kind"),
+        (
+            {"eagle_config": {"use_aux_hidden_state": False}},
+            "use_aux_hidden_state = False in config.json: heads of this",
+        ),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}, "move it out of eagle_config"),
+        ({"logit_scale": 0.5}, "logit_scale = 0.5 in config.json: heads of this kind"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types = ['sliding_attention'] in config.json: a head sees all"),
+        ({"target_hidden_size": 64}, "fc.weight in model.safetensors is (128, 384), and (128, 192) reads 3 hidden"),
         ({"eagle_config": 3}, "eagle_config = 3 in config.json must be an object"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 1, 3]}, "= [1, 1, 3] in config.json, of a policy of 4 layers"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, "of a policy of 4 layers: 3 of their numbers in ascending"),
         ({"eagle_aux_hidden_state_layer_ids": None}, "eagle_aux_hidden_state_layer_ids = (2, 2, 1)"),
         (
             {"max_position_embeddings": 8},
-            "has 8 positions (max_position_embeddings), and learns from rollouts of up to",
+            "has 8 positions (max_position_embeddings), and drafts for rollouts of up to",
         ),
         (
             {"draft_vocab_size": 50},
@@ -266,3 +275,11 @@ def test_a_head_with_embeddings_of_its_own_does_not_learn(models, tmp_path):
         check(load_config(None, policy | DRAFTS | {"drafter": {"path": str(tmp_path)}}))
     speculative = DRAFTS["generator"]["speculative"] | {"model": str(tmp_path)}
     check(load_config(None, policy | {"generator": {"speculative": speculative}}))
+
+
+def test_a_head_whose_embeddings_are_called_tied_has_an_output_head_of_its_own(models, tmp_path):
+    (tmp_path / "model.safetensors").symlink_to(models / "head" / "model.safetensors")
+    config = json.loads((models / "head" / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sent = {shard.name for shard in learner_of(models, str(tmp_path)).sent()}
+    assert "drafter.lm_head.weight" in sent

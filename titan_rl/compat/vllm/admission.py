@@ -108,7 +108,7 @@ class CacheRecorder:
 
         vLLM takes what was free for longest, so that it soon has touched all pages of a cache of which it needs few."""
         pool = self._scheduler.kv_cache_manager.block_pool
-        first, *others = pool.blocks  # which stays empty
+        _null_block, *others = pool.blocks
         if pool.get_num_free_blocks() == len(others):
             pool.free_block_queue = FreeKVCacheBlockQueue(others)
 

@@ -24,10 +24,12 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode import llm_base_proposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker.gpu.spec_decode.eagle import utils as gpu_eagle
 
 from titan_rl.compat.reach import VLLM, Reach
 
 _PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
+_EAGLE = "vllm.v1.worker.gpu.spec_decode.eagle.utils"
 _SCHEDULER, _OUTPUT = "vllm.v1.core.sched.scheduler:Scheduler", "vllm.v1.core.sched.output:SchedulerOutput"
 REACHES = (
     Reach("vllm.v1.sample.rejection_sampler:expand_batch_to_tokens", "check a CPU's drafts at their temperature"),
@@ -35,6 +37,7 @@ REACHES = (
     Reach("vllm.v1.sample.rejection_sampler:RejectionSampler.sampler", "sample where there are no drafts"),
     Reach("vllm.v1.spec_decode.llm_base_proposer:compute_probs_and_sample_next_token", "draft by a request's seed"),
     Reach(f"{_PROPOSER}._maybe_share_lm_head", "leave a draft head its own output head"),
+    Reach(f"{_EAGLE}:_should_share", "leave a draft head its own output head"),
     Reach(f"{_SCHEDULER}.dynamic_sd_lookup", "draft at some batch sizes only"),
     Reach(f"{_SCHEDULER}.update_from_output", "see what became of drafts"),
     Reach(f"{_OUTPUT}.num_spec_tokens_to_schedule", "know which steps could have drafts"),
@@ -97,9 +100,15 @@ def share_missing_lm_head(self: llm_base_proposer.SpecDecodeBaseProposer, target
         _share_lm_head(self, target_language_model)
 
 
+def is_missing(eagle: nn.Module, flag: str, draft: nn.Module | None, target: nn.Module | None) -> bool:
+    """Whether a draft head comes without a module (``flag``: the attribute that says so), in vLLM's runner for GPUs."""
+    return not getattr(eagle, flag, False)
+
+
 def replace_functions(*, on_cpu: bool) -> None:
     """Have vLLM load, draft and check drafts by the functions above, in this process; before an engine starts."""
     llm_base_proposer.SpecDecodeBaseProposer._maybe_share_lm_head = share_missing_lm_head
+    gpu_eagle._should_share = is_missing
     rejection_sampler.RejectionSampler.forward = sample_or_check_drafts
     llm_base_proposer.compute_probs_and_sample_next_token = sample_draft_tokens
     if on_cpu:

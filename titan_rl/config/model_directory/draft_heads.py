@@ -19,9 +19,15 @@ TABLES = (MAPPING, "t2d")
 """Which of the policy's tokens a head of a smaller vocabulary can draft: differences of numbers, and flags."""
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 LAYERS = "eagle_aux_hidden_state_layer_ids"
-_GIVE = "give the directory of a head that was trained for this policy; `titan-rl model eagle3 DIR` makes one"
-_VARIANTS = ("norm_before_fc", "norm_before_residual", "fc_norm", "norm_output")
-"""Keys of heads that compute otherwise."""
+_GIVE = (
+    "give the directory of a head that was trained for this policy; `titan-rl model eagle3 DIR --model.path POLICY` "
+    "makes one"
+)
+_REQUIRED = {
+    **dict.fromkeys(("norm_before_fc", "norm_before_residual", "fc_norm", "norm_output"), False),
+    **{"use_aux_hidden_state": True, "num_aux_hidden_states": NUM_STATES, "logit_scale": 1.0},
+}
+"""The values of keys of which others make another head; a key that is left out is fine."""
 
 
 def is_draft_head(architectures: Any) -> bool:
@@ -46,10 +52,19 @@ def find_draft_head(path: str, *, own_family: bool = False) -> str:
         weights = {name: tensor for name, tensor in tensors.items() if name not in TABLES}
         check_dtypes(weights)
         check_finite(weights)
+        _check_fc(weights.get("fc.weight"), config)
         _check_mapping(tensors.get(MAPPING), config)
     except OSError as error:
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
     return path
+
+
+def _check_fc(fc: StoredTensor | None, config: dict[str, Any]) -> None:
+    """Errors: ValueError for a head that reads other hidden states."""
+    wanted = config["hidden_size"], NUM_STATES * (config.get("target_hidden_size") or config["hidden_size"])
+    if fc is None or fc.shape != wanted:
+        found = "is not there" if fc is None else f"in {fc.file.name} is {fc.shape}"
+        raise ValueError(f"fc.weight {found}, and {wanted} reads {NUM_STATES} hidden states: {_GIVE}")
 
 
 def _check_mapping(mapping: StoredTensor | None, config: dict[str, Any]) -> None:
@@ -81,9 +96,13 @@ def _check_config(config: dict[str, Any]) -> None:
     check_sizes(config)
     if config["num_hidden_layers"] != 1:
         raise ValueError(f"num_hidden_layers = {config['num_hidden_layers']} in config.json: a head has one layer")
-    for key, value in {**config, **_eagle_config(config)}.items():
-        if key in _VARIANTS and value:
+    for key, value in (*config.items(), *_eagle_config(config).items()):
+        if value is not None and value != _REQUIRED.get(key, value):
             raise ValueError(f"{key} = {value!r} in config.json: heads of this kind are not run here; {_GIVE}")
+    if {*(config.get("layer_types") or ())} - {"full_attention"}:
+        raise ValueError(f"layer_types = {config['layer_types']!r} in config.json: a head sees all tokens; {_GIVE}")
+    if LAYERS in _eagle_config(config):  # vLLM's runner for GPUs does not look there
+        raise ValueError(f"eagle_config.{LAYERS} in config.json: move it out of eagle_config, beside hidden_size")
 
 
 def _eagle_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +117,7 @@ def layers_read(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """Layers of a policy of ``num_layers`` whose inputs a head reads; 0: embeddings. ``config``: the head's.
 
     Errors: ValueError for layers that there are not."""
-    chosen = config.get(LAYERS) or _eagle_config(config).get(LAYERS) or (2, num_layers // 2, num_layers - 3)
+    chosen = config.get(LAYERS) or (2, num_layers // 2, num_layers - 3)
     is_list = isinstance(chosen, list | tuple) and all(type(layer) is int for layer in chosen)
     if not is_list or len(chosen) != NUM_STATES or list(chosen) != sorted({*chosen} & {*range(num_layers)}):
         raise ValueError(

@@ -265,8 +265,7 @@ class SpeculativeConfig:
     ``draft_model``: what a smaller model samples. ``eagle3``: what a head samples that reads the policy's hidden
     states."""
     model: str = ""
-    """Hugging Face directory of a draft model, or of a head, that does not learn, with the policy's tokens; one that
-    learns is ``drafter.path``."""
+    """Hugging Face directory of a draft model, or head, that does not learn; one that learns is ``drafter.path``."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=16)] = 3
     """Drafted at most, for each request in each step."""
     prompt_lookup_min: Annotated[int, Field(ge=1, le=64)] = 2

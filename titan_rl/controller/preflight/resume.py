@@ -77,7 +77,7 @@ _RULES = {
 }
 """What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a
 file may move (records/run_directory/sources.py). ``_NUMERIC``: free, but a replay needs to know what it was."""
-_DRAFTED = "generator.speculative.num_speculative_tokens"
+_METHOD, _DRAFTED = (f"generator.speculative.{key}" for key in ("method", "num_speculative_tokens"))
 _OPEN = ("task.options.", "task.rewards.", "task.rewards_by_source.", "task.judge.", "optimizer.param_groups.")
 _OPEN += ("model.chat_template.options.", "data.columns.", "eval.suites.", "task.sandbox.", "teacher.by_task.")
 _OPEN += tuple(f"{role}.{table}." for role in LEARNED for table in ("optimizer", "lr_scheduler"))
@@ -227,9 +227,9 @@ def first_change(recorded: Settings, settings: Settings) -> str:
 
 
 def _rule_under(recorded: Settings, key: str) -> int:
-    """Rule of a key; the number of steps is one of training where a learning rate decays with it, and so is that of
-    drafted tokens where a draft head learns them."""
-    if key == _DRAFTED and recorded.get("drafter.path"):
+    """Rule of a key, which may depend on others: of the number of steps on a schedule that decays with it, of that of
+    drafted tokens on a head that learns to draft them."""
+    if key == _DRAFTED and recorded.get("drafter.path") and recorded.get(_METHOD) == "eagle3":
         return _WHILE_REDOING
     if key != "training.steps":
         return _rule(key)

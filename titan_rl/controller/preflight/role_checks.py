@@ -264,9 +264,9 @@ def check_draft_model(
     if "linear_attention" in (getattr(draft, "layer_types", None) or ()):
         raise ConfigError(f"{setting}: its states of linear attention cannot go back over a draft; take another model")
     longest = min(build_titan(config).training.seq_len, num_positions(policy))
-    if config.drafter.path and num_positions(draft) < longest:
+    if num_positions(draft) < longest:
         raise ConfigError(
-            f"{setting} has {num_positions(draft)} positions (max_position_embeddings), and learns from rollouts of up "
+            f"{setting} has {num_positions(draft)} positions (max_position_embeddings), and drafts for rollouts of up "
             f"to {longest} tokens: take another model, or lower training.seq_len"
         )
     if not config.drafter.path:  # of which it is checked as of each role

@@ -34,7 +34,7 @@ from titan_rl.generator.weights.quantization.linear import is_quantized_from, qu
 from titan_rl.generator.weights.vllm_head import widen_head_once
 from titan_rl.generator.weights.vllm_loader import round_parameters
 from titan_rl.generator.weights.vllm_recording import Recorded, Target, record
-from titan_rl.mesh.channel.plan import DRAFTER, Box
+from titan_rl.mesh.channel.plan import DRAFTER, Box, PlanError
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 
 BACKEND = "titan_rl"
@@ -82,7 +82,9 @@ class ChannelEngine(WeightTransferEngine):
         widen_head_once(self.model)
         self.recorded = record(self.model, checkpoint)
         if drafter is not None:
-            self.recorded += [_of_drafter(copy) for copy in record(drafter, drafter_checkpoint)]
+            drafted = record(drafter, drafter_checkpoint)
+            _check_apart(self.model, drafter, drafted)
+            self.recorded += [_of_drafter(copy) for copy in drafted]
         return self.recorded
 
     def set_weight_update_target(self, model: torch.nn.Module, model_config: Any) -> None:
@@ -180,6 +182,14 @@ class ChannelEngine(WeightTransferEngine):
 
     def shutdown(self) -> None:
         pass
+
+
+def _check_apart(policy: torch.nn.Module, drafter: torch.nn.Module, recorded: list[Recorded]) -> None:
+    """Errors: PlanError if what a version brings a draft model would overwrite the policy's."""
+    of_policy, modules = {id(parameter) for parameter in policy.parameters()}, dict(drafter.named_modules())
+    for copy in recorded:
+        if id(getattr(modules[copy.target.module], copy.target.parameter)) in of_policy:
+            raise PlanError(f"vLLM shares {copy.name} of the draft model with the policy")
 
 
 def _of_drafter(copy: Recorded) -> Recorded:

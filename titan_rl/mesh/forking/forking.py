@@ -45,6 +45,8 @@ class ForkServers:
         self._process: subprocess.Popen | None = None
         """Whose standard input is open for as long as this is held: when it is closed, the servers end."""
         self._are_there = False
+        self._hung: set[str] = set()
+        """Kinds of servers that have once taken too long."""
 
     def start(self) -> None:
         """Start the servers, which begin to import."""
@@ -59,7 +61,11 @@ class ForkServers:
 
     async def ready(self, kind: str | None) -> bool:
         """Wait until the kind's server has imported everything; false where it takes too long to be asked."""
-        return kind is None or not self._are_there or await imports_done(self._folder, kind)
+        if kind is None or not self._are_there:
+            return True
+        if kind not in self._hung and not await imports_done(self._folder, kind):
+            self._hung.add(kind)
+        return kind not in self._hung
 
     def command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
         """To start a process by: where there are servers the client, which becomes the program where there is none for
@@ -75,7 +81,7 @@ def client_arguments(file: str, folder: str, kind: str | None, program: str, arg
 
 
 async def imports_done(folder: Path, kind: str) -> bool:
-    """Wait until the server for that kind there has done its imports, or does not exist; false if it takes too long."""
+    """Whether the server for that kind there has done its imports, or there is none, within a time."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
         asking.setblocking(False)

@@ -102,6 +102,8 @@ class HostAgent(Actor):
         self._mark = {processes.MARK: os.environ[processes.MARK]}
         self._watched: dict[int, asyncio.Event] = {}
         self._read: dict[str, int] = {}
+        self._hung: set[str] = set()
+        """Kinds of fork servers that have once taken too long."""
 
     @concurrent_endpoint
     async def begin(self, lease: float, sent: float, towards: str) -> HostFacts:
@@ -159,7 +161,9 @@ class HostAgent(Actor):
     async def imports_done(self, kind: str) -> bool:
         """Wait until the kind's fork server has imported everything; false where it takes too long."""
         forks = os.environ.get(FORK_SERVERS)
-        return not forks or await imports_done(Path(forks), kind)
+        if forks and kind not in self._hung and not await imports_done(Path(forks), kind):
+            self._hung.add(kind)
+        return kind not in self._hung
 
     @concurrent_endpoint
     async def gone(self, pid: int) -> None:

@@ -13,7 +13,7 @@ _LEAST = 256
 
 @cache
 def raise_open_files() -> str:
-    """The soft limit of this process, and of those that it starts, becomes the hard one; in words if it was lower.
+    """Raise the soft limit of this process, and of those that it starts, to the hard one; in words if it was lower.
 
     Errors: ConfigError for one that no run could do with."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -6,12 +6,13 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers import LlamaConfig
 
 from titan_rl.config.model_directory.directory import stored_tensors
 from titan_rl.config.model_directory.draft_heads import ARCHITECTURES, LAYERS, NUM_STATES, POLICIES
 from titan_rl.config.sections.schema import MADE_MODELS
 from titan_rl.models.builtin.made import config_of
-from titan_rl.models.spec import model_spec
+from titan_rl.models.spec import spec_of
 from titan_rl.models.weights.shards import expected_shapes
 
 _KEPT = (
@@ -42,15 +43,17 @@ def make_eagle3(out: Path, policy: str, seed: int) -> None:
         "dtype": "float32",
         LAYERS: [1, count // 2, count - 1],
     }
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * shape[-1] ** -0.5
-        for name, shape in expected_shapes(model_spec(out)).items()
+        for name, shape in expected_shapes(spec_of(LlamaConfig(**config), "")).items()
     }
     if policy not in MADE_MODELS:
         stored = stored_tensors(policy)
         name = _HEAD if _HEAD in stored else _EMBEDDING
+        if name not in stored:
+            raise ValueError(f"it holds neither {_HEAD} nor {_EMBEDDING}")
         with safe_open(stored[name].file, "pt") as weights:
             tensors[_HEAD] = weights.get_tensor(name).float()
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})

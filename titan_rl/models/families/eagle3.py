@@ -104,15 +104,16 @@ class Eagle3Head(PackedDecoder, Llama3Model):
     ) -> torch.Tensor:
         """Means of log-probabilities and entropies, [2, S], of ``num_drafts`` tokens that are drafted one by one.
 
-        Each time all tokens see what they would see if all before them had been drafted."""
+        From the second on, a token sees all before it as if they had been drafted, too; an engine has the policy's
+        states of those that it has accepted."""
         assert logit_index_S is not None, "only chosen positions are projected"
-        found_BLD, outputs = self.fc(states.hidden_BLD), []
-        hidden_BLD = found_BLD
+        policy_BLD, outputs = self.fc(states.hidden_BLD), []
+        hidden_BLD = policy_BLD
         for _ in range(num_drafts):
             before_BLD = hidden_BLD[:, states.before_L]
             drafted_BLD = self.layers["0"](states.embedded_BLD, before_BLD, attention_masks, positions)
             # of a text's first token a head has no state of its own
-            hidden_BLD = torch.where(states.has_before_L[:, None], drafted_BLD, found_BLD)
+            hidden_BLD = torch.where(states.has_before_L[:, None], drafted_BLD, policy_BLD)
             chosen_SD = hidden_BLD.flatten(0, 1).index_select(0, logit_index_S)
             outputs.append(self.lm_head(self.norm(chosen_SD), **statistics))
         return torch.stack(outputs).mean(0)
@@ -141,5 +142,6 @@ def eagle3_config(hf: PreTrainedConfig) -> Eagle3Head.Config:
     """TorchTitan's config of a head."""
     config = decoder_config(hf, model=Eagle3Head, block=Eagle3Block, layer=_layer)
     assert isinstance(config, Eagle3Head.Config)
+    config.enable_weight_tying = False  # whatever config.json says: embeddings are the policy's
     config.lm_head.out_features = getattr(hf, "draft_vocab_size", None) or hf.vocab_size
     return config

@@ -131,12 +131,12 @@ class PackedDecoder(Decoder):
         behind them.
         """
         hidden = self._enter(tokens)
-        found = [hidden]
+        states = [hidden]
         for name, layer in self.layers.items():
             if int(name) in hidden_before:
-                found.append(hidden)
-                if len(found) > len(hidden_before):
-                    return torch.cat(found, dim=-1)
+                states.append(hidden)
+                if len(states) > len(hidden_before):
+                    return torch.cat(states, dim=-1)
             plan = attention_masks.at(int(name)) if isinstance(attention_masks, RoutedPlan) else attention_masks
             hidden = layer(hidden, plan, positions)
         if self.lm_head is None:

@@ -26,7 +26,9 @@ from titan_rl.trainer.titan_config import TitanConfig
 
 
 def tokens_before(segments: list[Segment], num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Place of the token before each token of a row [T], and whether there is one [T]; else the place is its own."""
+    """Place of the token before each token of a row [T], and whether there is one [T].
+
+    Without one the place is its own."""
     before_T, has_before_T = np.arange(-1, num_tokens - 1), np.ones(num_tokens, bool)
     for segment in segments:
         if segment.prefix:
@@ -45,13 +47,13 @@ def without_first_tokens(segments: list[Segment]) -> list[Segment]:
         start, length = (start + 1, length - 1) if start in firsts else (start, length)
         return ((start, length),) if length else ()
 
-    seen = []
+    read = []
     for segment in segments:
         prefix = tuple(part for each in segment.prefix for part in cut(*each))
         if segment.start in firsts:
-            seen.append(Segment(segment.start, 1))
-        seen += [Segment(start, length, prefix) for start, length in cut(segment.start, segment.length)]
-    return seen
+            read.append(Segment(segment.start, 1))
+        read += [Segment(start, length, prefix) for start, length in cut(segment.start, segment.length)]
+    return read
 
 
 class DraftHead(ShardedModel):
@@ -109,14 +111,14 @@ class DraftHead(ShardedModel):
         """What the policy has of a row."""
         columns = self.policy.columns(row)
         keywords = self.policy.keywords(row, columns)
-        found_BLD = self._policy_model(
+        states_BLD = self._policy_model(
             self.policy.tokens(columns), hidden_before=self._layers, **{name: keywords[name] for name in _OF_LAYERS}
         )
         dim = decoder_of(self.policy.spec).dim
         before_L, has_before_L = (
             to_device(each, self.device) for each in tokens_before(row.segments, len(row.tokens_T))
         )
-        return PolicyStates(found_BLD[..., :dim], found_BLD[..., dim:], before_L, has_before_L)
+        return PolicyStates(states_BLD[..., :dim], states_BLD[..., dim:], before_L, has_before_L)
 
     @contextmanager
     def computing(self) -> Iterator[torch.nn.Module]:

@@ -7,7 +7,7 @@ A GPU's state is copied after a step, beside the next forward. A CPU computes wi
 Between two updates nothing changes, so the state is its own snapshot; the copy is what there is while it is updated,
 and until all ranks have the next step. That is one copy less than where the state lives elsewhere. Where memory is
 spared there is no copy: a rank that dies in the few hundredths of a step that an update and its checksums take sends
-the run back to its newest checkpoint, and steps are trained again from their rollouts.
+the run back to its newest checkpoint, and steps are trained again.
 """
 
 from typing import TYPE_CHECKING
