@@ -21,7 +21,7 @@ from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
-DRAFTS = {"generator": {"speculative": {"method": "eagle3", "num_speculative_tokens": 2}}}
+DRAFTS = {"generator": {"speculative": {"method": "eagle3", "num_speculative_tokens": 3}}}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,8 @@ def learner_of(models, head: str = "head", **tables) -> Learner:
 def drafted_logits(models, tokens_L: list[int], num_drafts: int) -> torch.Tensor:
     """Of a text's tokens but the first, each time that one more token is drafted: [drafts, L - 1, V].
 
-    Written down after arXiv 2503.01840, section 3.1, with transformers' policy."""
+    Written down after arXiv 2503.01840, section 3, with transformers' policy. Keys and values are those that an engine
+    has: of the policy's states up to a draft's first token, and the draft's own behind that."""
     policy = AutoModelForCausalLM.from_pretrained(models / "policy", dtype=torch.float32)
     weights = load_file(models / "head" / "model.safetensors")
     layer = {name.removeprefix("midlayer."): weight for name, weight in weights.items()}
@@ -53,13 +54,13 @@ def drafted_logits(models, tokens_L: list[int], num_drafts: int) -> torch.Tensor
     chosen = layers_read(json.loads((models / "head" / "config.json").read_text()), config.num_hidden_layers)
     hidden_LD = torch.cat([found[number][0] for number in chosen], dim=-1) @ weights["fc.weight"].T
     first_1D = hidden_LD[:1]
-    embedded_LD, logits = found[0][0, 1:], []
+    embedded_LD, logits, caches = found[0][0, 1:], [], []
     rotary = policy.model.rotary_emb(embedded_LD[None], torch.arange(len(embedded_LD))[None])
 
     def norm(x, name):
         return F.rms_norm(x, x.shape[-1:], layer[f"{name}.weight"], config.rms_norm_eps)
 
-    for _ in range(num_drafts):
+    for number in range(num_drafts):
         before_LD = hidden_LD[:-1]
         inputs_LD = torch.cat([norm(embedded_LD, "input_layernorm"), norm(before_LD, "hidden_norm")], dim=-1)
         q, k, v = (
@@ -68,8 +69,21 @@ def drafted_logits(models, tokens_L: list[int], num_drafts: int) -> torch.Tensor
         )
         q, k = apply_rotary_pos_emb(q[None], k[None], *rotary)
         groups = config.num_attention_heads // config.num_key_value_heads
-        attended = F.scaled_dot_product_attention(q, repeat_kv(k, groups), repeat_kv(v[None], groups), is_causal=True)
-        middle_LD = before_LD + attended[0].transpose(0, 1).flatten(1) @ layer["self_attn.o_proj.weight"].T
+        caches.append((repeat_kv(k, groups), repeat_kv(v[None], groups)))
+        attended = []
+        for place in range(len(embedded_LD)):
+            drafted = [(made, place - number + made) for made in range(1, number + 1) if place >= number - made]
+            k_1NKH, v_1NKH = (
+                torch.cat(
+                    [caches[0][part][:, :, : max(place - number + 1, 0)]]
+                    + [caches[made][part][:, :, at : at + 1] for made, at in drafted],
+                    dim=2,
+                )
+                for part in range(2)
+            )
+            attended.append(F.scaled_dot_product_attention(q[:, :, place : place + 1], k_1NKH, v_1NKH))
+        attended_LD = torch.cat(attended, dim=2)[0].transpose(0, 1).flatten(1)
+        middle_LD = before_LD + attended_LD @ layer["self_attn.o_proj.weight"].T
         normal_LD = norm(middle_LD, "post_attention_layernorm")
         gate, up, down = (layer[f"mlp.{name}_proj.weight"].T for name in ("gate", "up", "down"))
         drafted_LD = middle_LD + (F.silu(normal_LD @ gate) * (normal_LD @ up)) @ down
@@ -102,7 +116,7 @@ def test_it_computes_what_a_head_drafts_of_each_text_by_itself(models, share_pre
     for tokens, trained in texts_of(rows):
         if len(tokens) < 3 or not trained:
             continue
-        wanted = drafted_logits(models, tokens, 2).log_softmax(-1).mean(0)
+        wanted = drafted_logits(models, tokens, 3).log_softmax(-1).mean(0)
         for place, row, number in trained:
             weight = head.columns(rows[row])["weight_S"][number]
             assert (weight != 0) == (place > 0 and rows[row].weight_S[number] != 0)

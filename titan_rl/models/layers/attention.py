@@ -65,14 +65,23 @@ class Block:
         narrow = window if window is not None and window < num_keys else None
         if self.prefix_D1 is None and narrow is None and not sink:
             return None
-        key_K = torch.arange(num_keys, device=self.key_DK.device)
-        place_Q = torch.arange(self.query_DQ.shape[1], device=self.key_DK.device)
-        place_DQ1 = (place_Q + (0 if self.prefix_D1 is None else self.prefix_D1)).view(-1, len(place_Q), 1)
+        key_K, place_DQ1 = self._places()
         mask_DQK = key_K <= place_DQ1
         if narrow is not None:
             # a query of the padding must see something, or its softmax is not a number
             mask_DQK = mask_DQK & (key_K > place_DQ1 - narrow) | ~self.valid_DQ[:, :, None]
         return F.pad(mask_DQK, (0, 1), value=True) if sink else mask_DQK
+
+    def sees_before(self, count: int) -> torch.Tensor:
+        """Attention mask [D, Q, K] that leaves out the last ``count`` tokens of what a query sees, itself included."""
+        key_K, place_DQ1 = self._places()
+        return (key_K <= place_DQ1 - count).expand(len(self.query_DQ), -1, -1)
+
+    def _places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of keys [K], and of queries [D or 1, Q, 1], in what a segment sees."""
+        place_Q = torch.arange(self.query_DQ.shape[1], device=self.key_DK.device)
+        place_DQ1 = (place_Q + (0 if self.prefix_D1 is None else self.prefix_D1)).view(-1, len(place_Q), 1)
+        return torch.arange(self.key_DK.shape[1], device=self.key_DK.device), place_DQ1
 
 
 @dataclass(frozen=True)
@@ -244,9 +253,9 @@ class PackedAttention(VarlenAttention):
         outputs = []
         for block, mask_DQK in zip(plan.blocks, plan.masks(self.window, self.has_sink), strict=True):
             out_DNQH = self.attend(
-                _gather(q_TNH, block.query_DQ),
-                _gather(k_TNH, block.key_DK),
-                _gather(v_TNH, block.key_DK),
+                gather(q_TNH, block.query_DQ),
+                gather(k_TNH, block.key_DK),
+                gather(v_TNH, block.key_DK),
                 attn_mask=None if mask_DQK is None else mask_DQK[:, None],
                 is_causal=mask_DQK is None,
                 **keywords,
@@ -261,7 +270,8 @@ class PackedAttention(VarlenAttention):
         return scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, **keywords)
 
 
-def _gather(x_TNH: torch.Tensor, index_DK: torch.Tensor) -> torch.Tensor:
+def gather(x_TNH: torch.Tensor, index_DK: torch.Tensor) -> torch.Tensor:
+    """Places of a row as blocks [D, N, K, H]."""
     rows = x_TNH.index_select(0, index_DK.flatten())
     return rows.view(*index_DK.shape, *rows.shape[1:]).transpose(1, 2)  # D N K H
 
