@@ -444,9 +444,9 @@ class GenerationEngine:
         start = time.perf_counter()
         inject_fault("wake")
         self._lockstep.together(lambda: self._load(version))
-        if self._config.kv == "recompute" or not self._samples:
+        if self._config.kv == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
-            self._cache.reuse_first_blocks()
+        self._cache.reuse_first_blocks()
         if self._images is not None:
             self._engine.reset_encoder_cache()  # no image is seen by former weights from now on
         scheduler = scheduler_of(self._engine)
