@@ -86,9 +86,10 @@ class OverHosts:
         self.wait_for(lambda: all(f"listening at tls://{name}" in self.said(name) for name in names or self.names))
 
     def wait_until_idle(self, *names: str) -> None:
-        """Until hosts have ended what they did for a run that is over."""
+        """Until hosts have ended what they did for a run that is over, and removed its folder, which comes last."""
         deadline = time.monotonic() + 30.0
-        while any(of_runs(self.cluster, name) for name in names):
+        folders = {name: self.cluster.path(name, "/tmp") for name in names}  # the fork servers' stays
+        while any(of_runs(self.cluster, name) or len([*folders[name].glob("titan_rl_*")]) > 1 for name in names):
             assert time.monotonic() < deadline, {name: of_runs(self.cluster, name) for name in names}
             time.sleep(0.05)
 
