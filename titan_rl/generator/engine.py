@@ -446,7 +446,8 @@ class GenerationEngine:
         self._lockstep.together(lambda: self._load(version))
         if self._config.kv == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
-        self._cache.reuse_first_blocks()
+        if current_platform.is_cpu():  # a GPU's cache has its memory anyway
+            self._cache.reuse_first_blocks()
         if self._images is not None:
             self._engine.reset_encoder_cache()  # no image is seen by former weights from now on
         scheduler = scheduler_of(self._engine)

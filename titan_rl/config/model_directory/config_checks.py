@@ -20,6 +20,7 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
 }
 """Scalings of rotary embeddings whose frequencies do not change at run time, and the numbers that each needs."""
 _SIZES = (
+    "target_hidden_size",
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *(
         "intermediate_size",

@@ -99,8 +99,8 @@ def _check_config(config: dict[str, Any]) -> None:
     for key, value in (*config.items(), *_eagle_config(config).items()):
         if value is not None and value != _REQUIRED.get(key, value):
             raise ValueError(f"{key} = {value!r} in config.json: heads of this kind are not run here; {_GIVE}")
-    if {*(config.get("layer_types") or ())} - {"full_attention"}:
-        raise ValueError(f"layer_types = {config['layer_types']!r} in config.json: a head sees all tokens; {_GIVE}")
+    if (kinds := config.get("layer_types")) not in (None, [], ["full_attention"]):
+        raise ValueError(f"layer_types = {kinds!r} in config.json: a head sees all tokens; {_GIVE}")
     if LAYERS in _eagle_config(config):  # vLLM's runner for GPUs does not look there
         raise ValueError(f"eagle_config.{LAYERS} in config.json: move it out of eagle_config, beside hidden_size")
 

@@ -24,6 +24,9 @@ from titan_rl.models.weights.shards import decoder_of
 from titan_rl.trainer.model.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
 
+_OF_LAYERS = ("positions", "attention_masks")
+"""Arguments of a forward that ends before the head."""
+
 
 def tokens_before(segments: list[Segment], num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Place of the token before each token of a row [T], and whether there is one [T].
@@ -127,7 +130,3 @@ class DraftHead(ShardedModel):
             with torch.no_grad():  # its gradients are its own affair
                 self._policy_model = stack.enter_context(self.policy.computing())
             yield stack.enter_context(super().computing())
-
-
-_OF_LAYERS = ("positions", "attention_masks")
-"""Arguments of a forward that ends before the head."""
