@@ -37,11 +37,12 @@ class Generator(Actor):
         max_model_len: int,
         sleeps: bool = False,
         records_routing: bool = False,
+        batch_invariant: bool = False,
     ):
         """``sleeps``: whether it gives up its memory at times; ``records_routing``: whether it may be asked which
-        experts tokens went through."""
+        experts tokens went through; ``batch_invariant``: whether it computes as the trainer does, bit for bit."""
         self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
-        self.sleeps, self.records_routing = sleeps, records_routing
+        self.modes = sleeps, records_routing, batch_invariant
 
     @concurrent_endpoint
     async def prepare(self) -> None:
@@ -57,7 +58,7 @@ class Generator(Actor):
             from titan_rl.generator.engine import GenerationEngine
 
             model = self.config, self.model_path, self.max_model_len
-            return GenerationEngine(*model, rank, Path(rendezvous_file), devices, self.sleeps, self.records_routing)
+            return GenerationEngine(*model, rank, Path(rendezvous_file), devices, *self.modes)
 
         self.engine = await in_side_thread(load)
 

@@ -1,14 +1,18 @@
-"""A matrix product and a log-softmax whose rows do not depend, bit for bit, on the batch around them.
+"""The operations of a decoder whose rows do not depend, bit for bit, on the batch around them.
 
 Libraries choose another kernel, another split of the sum, for another number of rows; so a token's log-probability
 differs between a generator's batch and a trainer's though both compute the same. Here the order of every addition is
-fixed by what is multiplied alone: rows may come in any number, order and company. Gradients need no such thing and are
-torch's.
+fixed by what is computed alone: rows may come in any number, order and company. Elementwise functions are made of
+operations that IEEE 754 rounds in one way, since a library's own differ in a vector's remainder. Gradients need no such
+thing and are torch's.
 
-Dimensions: M rows of the batch, K summed over, N columns (of a weight, as torch's linear layers keep it: [N, K]).
+Dimensions: M rows of the batch, K summed over, N columns (of a weight, as torch's linear layers keep it: [N, K]);
+of attention T tokens, D sequences, N heads, G heads of keys, H head size, P pages of S tokens.
 """
 
+import math
 import os
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,8 +27,14 @@ except ImportError:  # the reference does without
 
 Implementation = Literal["reference", "triton"]
 
-_ROWS = 64
-"""Of the one shape that the reference multiplies."""
+_ROWS, _DEPTH = 64, 512
+"""Of the one shape that the reference multiplies: a library with several threads may share a longer sum among them."""
+_QUERIES, _KEYS = 16, 64
+"""Of the one shape of attention's products."""
+_MAX_SCORES = 2**22
+"""Held at once: 16 MiB in fp32."""
+_LOWEST = -3.0e38
+"""Finite, so that what has met no key yet does not take -inf from -inf."""
 
 
 def batch_invariant_matmul(
@@ -39,7 +49,7 @@ def batch_invariant_matmul(
     and joined later) and rounded once: |error| <= K 2**-24 sum |row| |weight|, and half a step of the output's dtype.
     The reference multiplies blocks of one shape, filled up with zeros, through torch, in fp32 at least: a library sums
     the same shape in the same order, whatever its rows hold (tested on this machine, by permuting rows). Equal bits are
-    promised within one implementation, on one kind of device, and with one number of threads.
+    promised within one implementation and on one kind of device.
     """
     return _Matmul.apply(rows_MK, weight_NK, implementation)
 
@@ -57,6 +67,63 @@ def batch_invariant_log_softmax(
     return _LogSoftmax.apply(logits_MN, temperature, implementation)
 
 
+def batch_invariant_rms_norm(x_MN: torch.Tensor, weight_N: torch.Tensor, eps: float) -> torch.Tensor:
+    """``x / sqrt(mean(x**2) + eps) * weight`` in x's dtype (arXiv 1910.07467, equation 4); without gradients.
+
+    Numerics: fp32, rounded once; a row is added up by halves.
+    """
+    wide_MN = x_MN.float()
+    mean_M1 = _sum_by_halves(wide_MN * wide_MN) / wide_MN.shape[-1]
+    return (wide_MN * (1.0 / (mean_M1 + eps).sqrt()) * weight_N.float()).to(x_MN.dtype)
+
+
+def batch_invariant_silu_and_mul(gate_MN: torch.Tensor, up_MN: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` in gate's dtype (arXiv 2002.05202, equation 6); without gradients. Numerics: fp32, rounded
+    once."""
+    wide_MN = gate_MN.float()
+    small_MN = _exp(-wide_MN.abs())
+    sigmoid_MN = torch.where(wide_MN >= 0, 1.0, small_MN) / (1.0 + small_MN)
+    return (wide_MN * sigmoid_MN * up_MN.float()).to(gate_MN.dtype)
+
+
+def batch_invariant_attention(
+    q_TNH: torch.Tensor,
+    k_PSGH: torch.Tensor,
+    v_PSGH: torch.Tensor,
+    query_starts_D1: torch.Tensor,
+    num_keys_D: torch.Tensor,
+    pages_DP: torch.Tensor,
+    *,
+    max_queries: int,
+    scale: float,
+    implementation: Implementation = "reference",
+) -> torch.Tensor:
+    """Causal attention of sequences over pages of keys [T, N, H] (arXiv 1706.03762, equation 1); without gradients.
+
+    A sequence's queries are the last of its tokens: ``query_starts_D1`` says where they begin in the batch, the last
+    number where they end, ``num_keys_D`` how many tokens it has, ``pages_DP`` where its keys lie (int32, all three).
+    ``max_queries``: of a sequence. Numerics: fp32, rounded once; keys are met in blocks, counted from the first one, and
+    a block that a query does not see changes nothing (online softmax, arXiv 2205.14135, algorithm 1).
+    """
+    attention = _triton_attention if implementation == "triton" else _reference_attention
+    return attention(q_TNH, k_PSGH, v_PSGH, query_starts_D1, num_keys_D, pages_DP, max_queries, scale)
+
+
+def with_value(computed: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """``value``, with the gradients of ``computed``, which is the same but for its rounding."""
+    return _WithValue.apply(computed, value)
+
+
+class _WithValue(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, computed: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
+        return grad, None
+
+
 class _Matmul(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -68,8 +135,11 @@ class _Matmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_MN: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         rows_MK, weight_NK = ctx.saved_tensors
-        grad_rows_MK = grad_MN @ weight_NK if ctx.needs_input_grad[0] else None
-        return grad_rows_MK, grad_MN.T @ rows_MK if ctx.needs_input_grad[1] else None, None
+        dtype = torch.promote_types(rows_MK.dtype, weight_NK.dtype)  # a weight may be kept widened
+        of_rows, of_weight, _ = ctx.needs_input_grad
+        grad_MN = grad_MN.to(dtype)
+        grad_rows_MK = (grad_MN @ weight_NK.to(dtype)).to(rows_MK.dtype) if of_rows else None
+        return grad_rows_MK, (grad_MN.T @ rows_MK.to(dtype)).to(weight_NK.dtype) if of_weight else None, None
 
 
 class _LogSoftmax(torch.autograd.Function):
@@ -93,16 +163,115 @@ class _LogSoftmax(torch.autograd.Function):
 
 def _reference_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
     dtype = torch.promote_types(rows_MK.dtype, torch.float32)
-    weight_NK = weight_NK.to(dtype).contiguous()
+    depth = rows_MK.shape[1]
     # memory of our own: the library may look at how its operands are aligned
-    block_BK = torch.zeros(_ROWS, rows_MK.shape[1], dtype=dtype, device=rows_MK.device)
+    weights_NK = [part_NK.to(dtype, memory_format=torch.contiguous_format) for part_NK in weight_NK.split(_DEPTH, 1)]
+    blocks_BK = [rows_MK.new_zeros(_ROWS, len(part_NK.T), dtype=dtype) for part_NK in weights_NK]
     out_MN = rows_MK.new_empty(len(rows_MK), len(weight_NK))
     for start in range(0, len(rows_MK), _ROWS):
         part_MK = rows_MK[start : start + _ROWS]
-        block_BK[: len(part_MK)] = part_MK
-        block_BK[len(part_MK) :] = 0
-        out_MN[start : start + _ROWS] = (block_BK @ weight_NK.T)[: len(part_MK)]
+        sum_BN: torch.Tensor | None = None
+        for block_BK, weight_NK, first in zip(blocks_BK, weights_NK, range(0, depth, _DEPTH), strict=True):
+            block_BK[: len(part_MK)] = part_MK[:, first : first + _DEPTH]
+            block_BK[len(part_MK) :] = 0
+            product_BN = block_BK @ weight_NK.T
+            sum_BN = product_BN if sum_BN is None else sum_BN.add_(product_BN)
+        assert sum_BN is not None
+        out_MN[start : start + _ROWS] = sum_BN[: len(part_MK)]
     return out_MN
+
+
+def _sum_by_halves(x_MN: torch.Tensor) -> torch.Tensor:
+    """Sums of rows [M, 1]: the second half is added to the first one, until one number is left."""
+    width = 1 << (x_MN.shape[-1] - 1).bit_length()
+    x_MN = torch.nn.functional.pad(x_MN, (0, width - x_MN.shape[-1]))
+    while width > 1:
+        width //= 2
+        x_MN = x_MN[..., :width] + x_MN[..., width:]
+    return x_MN
+
+
+def _exp(x: torch.Tensor) -> torch.Tensor:
+    """Exponential of fp32 numbers that are not positive: 2**k exp(r) with |r| <= log(2) / 2, by Taylor's series.
+
+    |error| <= 2**-22 exp(x); 0 below the smallest normal number.
+    """
+    power = (x.clamp(min=-90.0) * math.log2(math.e)).round_()
+    rest = x.clamp(min=-90.0) - power * 0.693359375
+    rest -= power * (math.log(2) - 0.693359375)
+    series = torch.full_like(rest, 1 / math.factorial(7))
+    for degree in range(6, -1, -1):
+        series = series.mul_(rest).add_(1 / math.factorial(degree))
+    scale = ((power.int() + 127) << 23).view(torch.float32)
+    return torch.where(x < -87.0, 0.0, series.mul_(scale))
+
+
+def _reference_attention(
+    q_TNH: torch.Tensor,
+    k_PSGH: torch.Tensor,
+    v_PSGH: torch.Tensor,
+    query_starts_D1: torch.Tensor,
+    num_keys_D: torch.Tensor,
+    pages_DP: torch.Tensor,
+    max_queries: int,
+    scale: float,
+) -> torch.Tensor:
+    """Tiles of queries of all sequences together. Dimensions: B tiles, Q queries of one, R = N / G, C keys of a block."""
+    tiles = [
+        (sequence, first, min(_QUERIES, end - first), num_keys - end + first)
+        for sequence, ((start, end), num_keys) in enumerate(
+            zip(pairwise(query_starts_D1.tolist()), num_keys_D.tolist(), strict=True)
+        )
+        for first in range(start, end, _QUERIES)
+    ]
+    tiles.sort(key=lambda tile: -(tile[2] + tile[3]))  # those that see a block of keys are the first ones
+    out_TNH = torch.empty_like(q_TNH)
+    at_once = max(1, _MAX_SCORES // (q_TNH.shape[1] * _QUERIES * _KEYS))
+    for start in range(0, len(tiles), at_once):
+        _attend_tiles(tiles[start : start + at_once], q_TNH, k_PSGH, v_PSGH, pages_DP, scale, out_TNH)
+    return out_TNH
+
+
+def _attend_tiles(
+    tiles: list[tuple[int, int, int, int]],
+    q_TNH: torch.Tensor,
+    k_PSGH: torch.Tensor,
+    v_PSGH: torch.Tensor,
+    pages_DP: torch.Tensor,
+    scale: float,
+    out_TNH: torch.Tensor,
+) -> None:
+    """``tiles``: of each its sequence, its first row, its number of queries, and the first one's place among the keys."""
+    (_, page, groups, size), heads = k_PSGH.shape, q_TNH.shape[1]
+    sequence_B, first_B, count_B, place_B = torch.tensor(tiles, device=q_TNH.device).T
+    query_Q = torch.arange(_QUERIES, device=q_TNH.device)
+    # a tile is filled up with its last query
+    of_tile_BQ = torch.minimum(query_Q, count_B[:, None] - 1)
+    q_BRH = q_TNH[first_B[:, None] + of_tile_BQ].float().unflatten(2, (groups, -1))  # B Q G R H
+    q_BRH = q_BRH.permute(0, 2, 3, 1, 4).reshape(len(tiles) * groups, -1, size)
+    place_BQ1 = (place_B[:, None] + of_tile_BQ)[:, :, None]
+    num_keys_B = place_B + count_B
+    largest_BR1 = torch.full_like(q_BRH[..., :1], _LOWEST)
+    sum_BR1, out_BRH = torch.zeros_like(largest_BR1), q_BRH.new_zeros(*q_BRH.shape[:2], v_PSGH.shape[-1])
+    for start in range(0, int(num_keys_B.max()), _KEYS):
+        active = int((num_keys_B > start).sum())
+        part = slice(active * groups)
+        key_C = torch.arange(start, start + _KEYS, device=q_TNH.device)
+        safe_BC = torch.minimum(key_C, num_keys_B[:active, None] - 1)
+        at_BC = pages_DP[sequence_B[:active, None], safe_BC // page].long(), safe_BC % page
+        k_BCH, v_BCH = (x[at_BC].float().transpose(1, 2).flatten(0, 1).contiguous() for x in (k_PSGH, v_PSGH))
+        score_BRC = torch.bmm(q_BRH[part], k_BCH.mT) * scale
+        unseen_BQC = (key_C > place_BQ1[:active]).repeat_interleave(groups, 0).repeat(1, heads // groups, 1)
+        score_BRC.masked_fill_(unseen_BQC, _LOWEST)
+        new_BR1 = torch.maximum(largest_BR1[part], score_BRC.amax(-1, keepdim=True))
+        weight_BRC = _exp(score_BRC - new_BR1).masked_fill_(unseen_BQC, 0.0)
+        kept_BR1 = _exp(largest_BR1[part] - new_BR1)
+        largest_BR1[part] = new_BR1
+        sum_BR1[part] = sum_BR1[part] * kept_BR1 + _sum_by_halves(weight_BRC)
+        out_BRH[part] = out_BRH[part] * kept_BR1 + torch.bmm(weight_BRC, v_BCH)
+    out_BQNH = (out_BRH / sum_BR1).view(len(tiles), groups, -1, _QUERIES, v_PSGH.shape[-1]).permute(0, 3, 1, 2, 4)
+    real_BQ = query_Q < count_B[:, None]
+    out_TNH[(first_B[:, None] + query_Q)[real_BQ]] = out_BQNH.flatten(2, 3)[real_BQ].to(out_TNH.dtype)
 
 
 def _triton_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
@@ -126,6 +295,38 @@ def _triton_log_softmax(logits_MN: torch.Tensor, temperature: float) -> torch.Te
         settings: dict[str, Any] = dict(BLOCK=_LANES, num_warps=8)
         _log_softmax_kernel[(len(logits_MN),)](logits_MN, out_MN, logits_MN.shape[1], float(temperature), **settings)
     return out_MN
+
+
+def _triton_attention(
+    q_TNH: torch.Tensor,
+    k_PSGH: torch.Tensor,
+    v_PSGH: torch.Tensor,
+    query_starts_D1: torch.Tensor,
+    num_keys_D: torch.Tensor,
+    pages_DP: torch.Tensor,
+    max_queries: int,
+    scale: float,
+) -> torch.Tensor:
+    q_TNH, out_TNH = q_TNH.contiguous(), torch.empty_like(q_TNH, memory_format=torch.contiguous_format)
+    (_, heads, size), (_, page, groups, _) = q_TNH.shape, k_PSGH.shape
+    assert k_PSGH.stride() == v_PSGH.stride() and v_PSGH.shape[-1] == size and pages_DP.stride(1) == 1
+    grid = (len(num_keys_D), triton.cdiv(max_queries, _QUERIES), heads)
+    inputs = q_TNH, k_PSGH, v_PSGH, out_TNH, query_starts_D1, num_keys_D, pages_DP, pages_DP.stride(0)
+    _attention_kernel[grid](
+        *inputs,
+        *k_PSGH.stride(),
+        scale,
+        HEADS=heads,
+        SHARE=heads // groups,
+        SIZE=size,
+        PAGE=page,
+        BLOCK_Q=_QUERIES,
+        BLOCK_K=_KEYS,
+        BLOCK_H=max(16, triton.next_power_of_2(size)),
+        num_warps=4,
+        num_stages=2,
+    )
+    return out_TNH
 
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -206,3 +407,65 @@ if TYPE_CHECKING or triton is not None:
             inside_N = lanes_N < N - start
             value_N = tl.load(logits + row + start + lanes_N, mask=inside_N, other=0.0).to(tl.float32)
             tl.store(out + row + start + lanes_N, value_N / temperature - log_total, mask=inside_N)
+
+    @triton.jit
+    def _attention_kernel(
+        q,
+        k,
+        v,
+        out,
+        query_starts,
+        num_keys,
+        pages,
+        pages_stride,
+        page_stride,
+        token_stride,
+        group_stride,
+        feature_stride,
+        scale,
+        HEADS: tl.constexpr,
+        SHARE: tl.constexpr,
+        SIZE: tl.constexpr,
+        PAGE: tl.constexpr,
+        BLOCK_Q: tl.constexpr,
+        BLOCK_K: tl.constexpr,
+        BLOCK_H: tl.constexpr,
+    ):
+        """A tile of a sequence's queries, of one head. SHARE heads read the same keys."""
+        sequence, head = tl.program_id(0), tl.program_id(2)
+        first = tl.load(query_starts + sequence)
+        count = tl.load(query_starts + sequence + 1) - first
+        # where the tile's queries are among the sequence's tokens
+        query_Q = tl.program_id(1) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+        place_Q = tl.load(num_keys + sequence) - count + query_Q
+        is_query_Q = query_Q < count
+        feature_H = tl.arange(0, BLOCK_H)
+        is_feature_H = feature_H < SIZE
+        at_QH = ((first + query_Q).to(tl.int64)[:, None] * HEADS + head) * SIZE + feature_H[None, :]
+        is_real_QH = is_query_Q[:, None] & is_feature_H[None, :]
+        q_QH = tl.load(q + at_QH, mask=is_real_QH, other=0.0)
+        largest_Q = tl.full((BLOCK_Q,), -3.0e38, tl.float32)
+        sum_Q = tl.zeros((BLOCK_Q,), tl.float32)
+        sum_QH = tl.zeros((BLOCK_Q, BLOCK_H), tl.float32)
+        end = tl.max(tl.where(is_query_Q, place_Q, -1), 0) + 1
+        for start in range(0, end, BLOCK_K):
+            key_K = start + tl.arange(0, BLOCK_K)
+            is_key_K = key_K < end
+            page_K = tl.load(pages + sequence * pages_stride + key_K // PAGE, mask=is_key_K, other=0).to(tl.int64)
+            at_K = page_K * page_stride + (key_K % PAGE) * token_stride + (head // SHARE) * group_stride
+            at_KH = at_K[:, None] + feature_H[None, :] * feature_stride
+            is_real_KH = is_key_K[:, None] & is_feature_H[None, :]
+            k_KH = tl.load(k + at_KH, mask=is_real_KH, other=0.0)
+            v_KH = tl.load(v + at_KH, mask=is_real_KH, other=0.0).to(tl.float32)
+            if _WIDEN:
+                q_QH, k_KH = q_QH.to(tl.float32), k_KH.to(tl.float32)
+            score_QK = tl.dot(q_QH, tl.trans(k_KH), input_precision="ieee") * scale
+            is_seen_QK = key_K[None, :] <= place_Q[:, None]
+            new_Q = tl.maximum(largest_Q, tl.max(tl.where(is_seen_QK, score_QK, -3.0e38), 1))
+            weight_QK = tl.where(is_seen_QK, tl.exp(score_QK - new_Q[:, None]), 0.0)
+            kept_Q = tl.exp(largest_Q - new_Q)
+            largest_Q = new_Q
+            sum_Q = sum_Q * kept_Q + tl.sum(weight_QK, 1)
+            sum_QH = sum_QH * kept_Q[:, None] + tl.dot(weight_QK, v_KH, input_precision="ieee")
+        out_QH = sum_QH / sum_Q[:, None]
+        tl.store(out + at_QH, out_QH.to(out.dtype.element_ty), mask=is_real_QH)

@@ -111,10 +111,11 @@ class GenerationEngine:
         devices: Sequence[int] = (),
         sleeps: bool = False,
         records_routing: bool = False,
+        batch_invariant: bool = False,
     ):
         """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet.
         ``devices``: as in ``engine_arguments``. ``sleeps``: whether ``sleep`` will be called.
-        ``records_routing``: whether requests may ask for routed experts."""
+        ``records_routing``: whether requests may ask for routed experts. ``batch_invariant``: as there."""
         tqdm.set_lock(threading.RLock())  # its own is a semaphore in /dev/shm, which a killed process leaves there
         vllm_backend.register()
         vllm_loader.register()
@@ -126,7 +127,8 @@ class GenerationEngine:
         self.reader: WeightReader | None = None
         self.statistics, self._spans = EngineStatistics(), Spans()
         self._config, self._model_path = config, Path(model_path)
-        self._arguments = engine_arguments(config, model_path, max_model_len, devices, sleeps, records_routing)
+        modes = sleeps, records_routing, batch_invariant
+        self._arguments = engine_arguments(config, model_path, max_model_len, devices, *modes)
         self._devices, self._is_asleep, self._reads_text = devices, False, False
         self._records_routing = records_routing
         self._routes: RouteRecorder | None = None

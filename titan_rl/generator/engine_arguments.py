@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 from titan_rl.config.device_defaults import generator_on, step_tokens
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.images import image_processor
+from titan_rl.generator.batch_invariance import BATCH_INVARIANT
 from titan_rl.generator.weights import vllm_backend, vllm_loader
 
 _CPU_BLOCK_TOKENS = 32
@@ -28,11 +29,13 @@ def engine_arguments(
     devices: Sequence[int] = (),
     sleeps: bool = False,
     records_routing: bool = False,
+    batch_invariant: bool = False,
 ) -> EngineArgs:
     """vLLM's settings. Log-probabilities are those of the distribution that is sampled from.
 
     ``devices``: of the engine's ranks, as they are numbered on this host; none on a CPU. ``sleeps``: whether it
     gives up its memory at times (sleeping.py). ``records_routing``: whether it is asked for routed experts.
+    ``batch_invariant``: whether it computes by the trainer's functions (batch_invariance.py).
     """
     on_cpu = current_platform.is_cpu()
     config = generator_on(config, on_cpu=on_cpu)
@@ -48,7 +51,7 @@ def engine_arguments(
         dtype=config.dtype,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
-        enforce_eager=on_cpu,
+        enforce_eager=on_cpu or batch_invariant,
         disable_log_stats=True,
         skip_tokenizer_init=not _sees(model_path),  # vLLM makes a processor of images with it, which nobody uses
         trust_remote_code=False,
@@ -66,6 +69,10 @@ def engine_arguments(
         **_speculation(config),
         **_vision(model_path, on_cpu),
         **parallel,
+        additional_config=(
+            ({vllm_loader.EMULATED: config.quantization} if on_cpu and config.is_quantized else {})
+            | ({BATCH_INVARIANT: True} if batch_invariant else {})
+        ),
     )
 
 
@@ -117,7 +124,6 @@ def _on_cpu(config: GeneratorConfig, max_model_len: int, model_path: str | Path)
         # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
         enable_chunked_prefill=False,
         max_num_batched_tokens=step_tokens(max_model_len, on_cpu=True),
-        additional_config={vllm_loader.EMULATED: config.quantization} if config.is_quantized else {},
     )
 
 

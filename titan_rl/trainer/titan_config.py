@@ -46,7 +46,7 @@ _HONOURED = {
         "fsdp_reshard_after_forward",
     },
     "comm": {"init_timeout_seconds"},
-    "debug": {"deterministic"},
+    "debug": {"deterministic", "batch_invariant"},
 }
 _REFUSED = {
     "training.enable_cpu_offload": "weights are published and saved from the device that trains them",

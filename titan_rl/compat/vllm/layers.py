@@ -36,6 +36,11 @@ def head_projection(processor: LogitsProcessor) -> Projection:
     return processor._apply_head
 
 
+def has_own_projection(processor: LogitsProcessor, kind: type) -> bool:
+    """Whether a processor projects by vLLM's own, or by one of a kind that may be set anew."""
+    return isinstance(vars(processor).get("_apply_head"), kind | None)
+
+
 def set_head_projection(processor: LogitsProcessor, make: Callable[[LogitsProcessor], Projection]) -> None:
     """Replace this one processor's projection by what ``make`` makes of vLLM's own."""
     vars(processor).pop("_apply_head", None)

@@ -4,6 +4,7 @@ Model Runner V2, which vLLM has for GPUs, returns such masks itself, of every re
 vocabulary are dropped. On a CPU they are read off the processed log-probabilities, where what was cut away is -inf.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.outputs import ModelRunnerOutput, SamplingMaskLists
+from vllm.v1.worker.gpu.sample import logprob
 from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -25,6 +27,7 @@ REACHES = (
     Reach("vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.tolists", "list no whole vocabulary"),
     Reach("vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.counts", "list no whole vocabulary"),
     Reach("vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.vocab_size", "list no whole vocabulary"),
+    Reach("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs", "take log-probabilities by the trainer's kernel"),
     Reach("vllm.v1.outputs:SamplingMaskLists.to_nested_list", "keep it as arrays"),
     Reach("vllm.v1.outputs:SamplingMaskLists.slice_request", "keep a request's part, not the batch's"),
     Reach("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sampler", "find the sampler"),
@@ -105,6 +108,11 @@ def masks_of(logprob_NV: torch.Tensor) -> SamplingMaskLists:
     is_kept_NV &= ~is_kept_NV.all(dim=1, keepdim=True)
     offsets = np.concatenate([[0], is_kept_NV.sum(dim=1).cumsum(0).numpy()])
     return SamplingMaskLists(is_kept_NV.nonzero()[:, 1].to(torch.int32).numpy(), offsets)
+
+
+def set_logprobs(logprobs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """Have a GPU's sampler take log-probabilities by ``logprobs``, of processed logits [N, V] and tokens [N, K]."""
+    logprob.compute_token_logprobs = logprobs
 
 
 def give_tokenizer(engine: LLMEngine, tokenizer: Any) -> None:

@@ -86,7 +86,8 @@ class Generators:
         self.replicas: dict[int, Replica] = {}
         self._seats = EngineSeats(None if devices is None else devices.table.engines())
         settings = config.generator if devices is None else devices.of_engine(config.generator)
-        modes = config.placement.mode == "colocated", config.algorithm.routing == "replay"
+        is_invariant = config.titan.get("debug", {}).get("batch_invariant", False)
+        modes = config.placement.mode == "colocated", config.algorithm.routing == "replay", is_invariant
         arguments = environment, actor, settings, run.model_path, max_tokens, *modes
         self.standby = Standby(run.processes, config, "generator", *arguments)
         self._spares: list[Replica] = []

@@ -1,0 +1,182 @@
+"""vLLM's layers by the functions that the trainer's batch-invariant layers compute by (models/batch_invariance.py).
+
+vLLM has a batch-invariant mode of its own on GPUs. Its rows do not depend on their batch, but it is another
+arithmetic than the trainer's: equal bits on both sides need one. So its layers keep their weights, their KV cache and
+their place, and compute by kernels/batch_invariant.py. A merged layer's parts are multiplied one by one, as the
+trainer's are.
+"""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+from vllm.config import VllmConfig
+from vllm.model_executor.custom_op import CustomOp
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
+from vllm.model_executor.layers.rotary_embedding.common import ApplyRotaryEmb
+from vllm.platforms import current_platform
+
+from titan_rl.compat.vllm.layers import Projection, set_head_projection
+from titan_rl.compat.vllm.sampling import set_logprobs
+from titan_rl.kernels.batch_invariant import (
+    batch_invariant_attention,
+    batch_invariant_log_softmax,
+    batch_invariant_rms_norm,
+    batch_invariant_silu_and_mul,
+)
+from titan_rl.models.batch_invariance import BatchInvariantRoPE, implementation_on, linear
+from titan_rl.models.layers.layer_configs import head_size
+from titan_rl.models.layers.rope import HuggingFaceRoPE, rope_config
+
+BATCH_INVARIANT = "titan_rl_batch_invariant"
+"""Key of vLLM's ``additional_config``: whether its layers are replaced."""
+
+
+class BatchInvariantLinearMethod(UnquantizedLinearMethod):
+    def __init__(self, plain: UnquantizedLinearMethod):
+        vars(self).update(vars(plain))  # its constructor would ask for the kernel again
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Leave a weight as it is: on a CPU vLLM would pack it."""
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        weight_OI = layer.weight
+        assert isinstance(weight_OI, torch.Tensor)
+        sizes = getattr(layer, "output_partition_sizes", [len(weight_OI)])
+        biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+        parts = zip(weight_OI.split(sizes), biases, strict=True)
+        return torch.cat([linear(x, part_OI, part_O) for part_OI, part_O in parts], dim=-1)
+
+
+def _project(lm_head: Any, hidden_states: torch.Tensor, embedding_bias: torch.Tensor | None) -> torch.Tensor:
+    return linear(hidden_states.float(), lm_head.weight.float(), embedding_bias)
+
+
+def _projection(processor: LogitsProcessor) -> Projection:
+    return _project
+
+
+class _Norm:
+    """Stands where an RMSNorm's forward stood."""
+
+    def __init__(self, module: RMSNorm):
+        self._module = module
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if residual is not None:
+            x = x + residual
+        normal = batch_invariant_rms_norm(x, self._module.weight, self._module.variance_epsilon)
+        return normal if residual is None else (normal, x)
+
+
+class _Rotation:
+    """Stands where a rotary embedding's forward stood."""
+
+    def __init__(self, rope: HuggingFaceRoPE, head_size: int, device: torch.device):
+        self._cache = rope.cache.to(device)
+        self._head_size = head_size
+
+    def __call__(
+        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = self._cache[positions.flatten()][:, None]
+        heads = (x.view(len(x), -1, self._head_size) for x in (query, key))
+        turned = HuggingFaceRoPE.apply_rotary_emb(*heads, cache)
+        return turned[0].view_as(query), turned[1].view_as(key)
+
+
+def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    return batch_invariant_silu_and_mul(*x.chunk(2, dim=-1))
+
+
+class _Attention:
+    """Stands where an attention backend's functions stood. Keys and values of a token lie side by side in the cache,
+    [blocks, heads, tokens of a block, 2 head size], on CPUs as for FlashAttention."""
+
+    def __init__(self, layer: Attention):
+        self._size, self._scale = layer.head_size, layer.impl.scale
+
+    def store(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        slot_T = slot_mapping.long()
+        block_T, offset_T = slot_T // kv_cache.shape[2], slot_T % kv_cache.shape[2]
+        count = len(slot_T)
+        kv_cache[block_T, :, offset_T] = torch.cat([key[:count], value[:count]], dim=-1)
+
+    def attend(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if attn_metadata is None:  # vLLM warms up
+            return output.zero_()
+        k_PSGH, v_PSGH = kv_cache.transpose(1, 2).split(self._size, dim=-1)
+        count = attn_metadata.num_actual_tokens
+        output[:count] = batch_invariant_attention(
+            query[:count],
+            k_PSGH,
+            v_PSGH,
+            attn_metadata.query_start_loc,
+            attn_metadata.seq_lens,
+            attn_metadata.block_table,
+            max_queries=attn_metadata.max_query_len,
+            scale=self._scale,
+            implementation=implementation_on(query.device),
+        )
+        return output
+
+
+def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> None:
+    """Replace the functions of a model's layers, before vLLM packs their weights.
+
+    Errors: RuntimeError for a layer that has no batch-invariant form here.
+    """
+    device = next(model.parameters()).device
+    hf = AutoConfig.from_pretrained(vllm_config.model_config.model, trust_remote_code=False)
+    rope = rope_config(hf, head_size(hf), rope=BatchInvariantRoPE)
+    rope.max_seq_len = vllm_config.model_config.max_model_len
+    rotation = _Rotation(rope.build(), head_size(hf), device)
+    for name, module in model.named_modules():
+        if isinstance(module, LinearBase) and type(module.quant_method) is UnquantizedLinearMethod:
+            module.quant_method = BatchInvariantLinearMethod(module.quant_method)
+        elif isinstance(module, LogitsProcessor):
+            set_head_projection(module, _projection)
+        elif type(module) is RMSNorm:
+            module.forward = _Norm(module)
+        elif isinstance(module, RotaryEmbeddingBase):
+            module.forward = rotation
+        elif type(module) is SiluAndMul:
+            module.forward = _silu_and_mul
+        elif isinstance(module, Attention):
+            functions = _Attention(module)
+            module.impl.do_kv_cache_update, module.impl.forward = functions.store, functions.attend
+        elif isinstance(module, CustomOp) and not isinstance(module, ApplyRotaryEmb):  # it is a rotary embedding's
+            raise RuntimeError(f"debug.batch_invariant: no batch-invariant form of {name} ({type(module).__name__})")
+    if not current_platform.is_cpu():
+        set_logprobs(_logprobs)
+
+
+def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [N, K] of K tokens each."""
+    all_NV = batch_invariant_log_softmax(logits, implementation=implementation_on(logits.device))
+    return all_NV.gather(1, token_ids.long())
