@@ -102,8 +102,8 @@ def batch_invariant_attention(
 
     A sequence's queries are the last of its tokens: ``query_starts_D1`` says where they begin in the batch, the last
     number where they end, ``num_keys_D`` how many tokens it has, ``pages_DP`` where its keys lie (int32, all three).
-    ``max_queries``: of a sequence. Numerics: fp32, rounded once; keys are met in blocks, counted from the first one, and
-    a block that a query does not see changes nothing (online softmax, arXiv 2205.14135, algorithm 1).
+    ``max_queries``: of a sequence. Numerics: fp32, rounded once; keys are met in blocks, counted from the first one,
+    and a block that a query does not see changes nothing (online softmax, arXiv 2205.14135, algorithm 1).
     """
     attention = _triton_attention if implementation == "triton" else _reference_attention
     return attention(q_TNH, k_PSGH, v_PSGH, query_starts_D1, num_keys_D, pages_DP, max_queries, scale)
@@ -216,7 +216,8 @@ def _reference_attention(
     max_queries: int,
     scale: float,
 ) -> torch.Tensor:
-    """Tiles of queries of all sequences together. Dimensions: B tiles, Q queries of one, R = N / G, C keys of a block."""
+    """Tiles of queries of all sequences together. Dimensions: B tiles, Q queries of one, R = N / G * Q rows of a
+    product, C keys of a block."""
     tiles = [
         (sequence, first, min(_QUERIES, end - first), num_keys - end + first)
         for sequence, ((start, end), num_keys) in enumerate(
@@ -241,18 +242,20 @@ def _attend_tiles(
     scale: float,
     out_TNH: torch.Tensor,
 ) -> None:
-    """``tiles``: of each its sequence, its first row, its number of queries, and the first one's place among the keys."""
-    (_, page, groups, size), heads = k_PSGH.shape, q_TNH.shape[1]
+    """``tiles``: of each its sequence, its first row, its number of queries, and the place of the first one among the
+    sequence's keys."""
+    (_, page, groups, size), share = k_PSGH.shape, q_TNH.shape[1] // k_PSGH.shape[2]
     sequence_B, first_B, count_B, place_B = torch.tensor(tiles, device=q_TNH.device).T
+    # products are of one shape, so a tile is filled up with its last query; all else is of those that some tile has
+    width = int(count_B.max())
     query_Q = torch.arange(_QUERIES, device=q_TNH.device)
-    # a tile is filled up with its last query
     of_tile_BQ = torch.minimum(query_Q, count_B[:, None] - 1)
-    q_BRH = q_TNH[first_B[:, None] + of_tile_BQ].float().unflatten(2, (groups, -1))  # B Q G R H
-    q_BRH = q_BRH.permute(0, 2, 3, 1, 4).reshape(len(tiles) * groups, -1, size)
-    place_BQ1 = (place_B[:, None] + of_tile_BQ)[:, :, None]
+    q_BRH = q_TNH[first_B[:, None] + of_tile_BQ].float().unflatten(2, (groups, share))  # B Q G R H
+    q_BRH = q_BRH.permute(0, 2, 3, 1, 4).reshape(len(tiles) * groups, share * _QUERIES, size)
+    place_BQ1 = (place_B[:, None] + of_tile_BQ)[:, :width, None].repeat_interleave(groups, 0)
     num_keys_B = place_B + count_B
-    largest_BR1 = torch.full_like(q_BRH[..., :1], _LOWEST)
-    sum_BR1, out_BRH = torch.zeros_like(largest_BR1), q_BRH.new_zeros(*q_BRH.shape[:2], v_PSGH.shape[-1])
+    largest_BRQ1 = q_BRH.new_full((len(q_BRH), share, width, 1), _LOWEST)
+    sum_BRQ1, out_BRQH = torch.zeros_like(largest_BRQ1), q_BRH.new_zeros(len(q_BRH), share, width, size)
     for start in range(0, int(num_keys_B.max()), _KEYS):
         active = int((num_keys_B > start).sum())
         part = slice(active * groups)
@@ -260,18 +263,21 @@ def _attend_tiles(
         safe_BC = torch.minimum(key_C, num_keys_B[:active, None] - 1)
         at_BC = pages_DP[sequence_B[:active, None], safe_BC // page].long(), safe_BC % page
         k_BCH, v_BCH = (x[at_BC].float().transpose(1, 2).flatten(0, 1).contiguous() for x in (k_PSGH, v_PSGH))
-        score_BRC = torch.bmm(q_BRH[part], k_BCH.mT) * scale
-        unseen_BQC = (key_C > place_BQ1[:active]).repeat_interleave(groups, 0).repeat(1, heads // groups, 1)
-        score_BRC.masked_fill_(unseen_BQC, _LOWEST)
-        new_BR1 = torch.maximum(largest_BR1[part], score_BRC.amax(-1, keepdim=True))
-        weight_BRC = _exp(score_BRC - new_BR1).masked_fill_(unseen_BQC, 0.0)
-        kept_BR1 = _exp(largest_BR1[part] - new_BR1)
-        largest_BR1[part] = new_BR1
-        sum_BR1[part] = sum_BR1[part] * kept_BR1 + _sum_by_halves(weight_BRC)
-        out_BRH[part] = out_BRH[part] * kept_BR1 + torch.bmm(weight_BRC, v_BCH)
-    out_BQNH = (out_BRH / sum_BR1).view(len(tiles), groups, -1, _QUERIES, v_PSGH.shape[-1]).permute(0, 3, 1, 2, 4)
-    real_BQ = query_Q < count_B[:, None]
-    out_TNH[(first_B[:, None] + query_Q)[real_BQ]] = out_BQNH.flatten(2, 3)[real_BQ].to(out_TNH.dtype)
+        product_BRC = torch.bmm(q_BRH[part], k_BCH.mT)
+        score_BRQC = product_BRC.unflatten(1, (share, _QUERIES))[:, :, :width] * scale
+        unseen_B1QC = (key_C > place_BQ1[part])[:, None]
+        score_BRQC.masked_fill_(unseen_B1QC, _LOWEST)
+        new_BRQ1 = torch.maximum(largest_BRQ1[part], score_BRQC.amax(-1, keepdim=True))
+        weight_BRQC = _exp(score_BRQC - new_BRQ1).masked_fill_(unseen_B1QC, 0.0)
+        kept_BRQ1 = _exp(largest_BRQ1[part] - new_BRQ1)
+        largest_BRQ1[part] = new_BRQ1
+        sum_BRQ1[part] = sum_BRQ1[part] * kept_BRQ1 + _sum_by_halves(weight_BRQC)
+        filled_BRC = torch.nn.functional.pad(weight_BRQC, (0, 0, 0, _QUERIES - width)).flatten(1, 2)
+        value_BRQH = torch.bmm(filled_BRC, v_BCH).unflatten(1, (share, _QUERIES))[:, :, :width]
+        out_BRQH[part] = out_BRQH[part] * kept_BRQ1 + value_BRQH
+    out_BQGRH = (out_BRQH / sum_BRQ1).unflatten(0, (len(tiles), groups)).permute(0, 3, 1, 2, 4)
+    is_real_BQ = query_Q[:width] < count_B[:, None]
+    out_TNH[(first_B[:, None] + query_Q[:width])[is_real_BQ]] = out_BQGRH.flatten(2, 3)[is_real_BQ].to(out_TNH.dtype)
 
 
 def _triton_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
@@ -311,7 +317,7 @@ def _triton_attention(
     (_, heads, size), (_, page, groups, _) = q_TNH.shape, k_PSGH.shape
     assert k_PSGH.stride() == v_PSGH.stride() and v_PSGH.shape[-1] == size and pages_DP.stride(1) == 1
     grid = (len(num_keys_D), triton.cdiv(max_queries, _QUERIES), heads)
-    inputs = q_TNH, k_PSGH, v_PSGH, out_TNH, query_starts_D1, num_keys_D, pages_DP, pages_DP.stride(0)
+    inputs = q_TNH, k_PSGH, v_PSGH, out_TNH, query_starts_D1, num_keys_D, pages_DP, pages_DP.stride(0), page
     _attention_kernel[grid](
         *inputs,
         *k_PSGH.stride(),
@@ -319,7 +325,6 @@ def _triton_attention(
         HEADS=heads,
         SHARE=heads // groups,
         SIZE=size,
-        PAGE=page,
         BLOCK_Q=_QUERIES,
         BLOCK_K=_KEYS,
         BLOCK_H=max(16, triton.next_power_of_2(size)),
@@ -408,8 +413,11 @@ if TYPE_CHECKING or triton is not None:
             value_N = tl.load(logits + row + start + lanes_N, mask=inside_N, other=0.0).to(tl.float32)
             tl.store(out + row + start + lanes_N, value_N / temperature - log_total, mask=inside_N)
 
-    @triton.jit
-    def _attention_kernel(
+    # one program for pages of every size and place: the trainer's are single tokens, an engine's are blocks of them
+    @triton.jit(
+        do_not_specialize=["page", "pages_stride", "page_stride", "token_stride", "group_stride", "feature_stride"]
+    )
+    def _attention_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         q,
         k,
         v,
@@ -418,6 +426,7 @@ if TYPE_CHECKING or triton is not None:
         num_keys,
         pages,
         pages_stride,
+        page,
         page_stride,
         token_stride,
         group_stride,
@@ -426,7 +435,6 @@ if TYPE_CHECKING or triton is not None:
         HEADS: tl.constexpr,
         SHARE: tl.constexpr,
         SIZE: tl.constexpr,
-        PAGE: tl.constexpr,
         BLOCK_Q: tl.constexpr,
         BLOCK_K: tl.constexpr,
         BLOCK_H: tl.constexpr,
@@ -451,8 +459,8 @@ if TYPE_CHECKING or triton is not None:
         for start in range(0, end, BLOCK_K):
             key_K = start + tl.arange(0, BLOCK_K)
             is_key_K = key_K < end
-            page_K = tl.load(pages + sequence * pages_stride + key_K // PAGE, mask=is_key_K, other=0).to(tl.int64)
-            at_K = page_K * page_stride + (key_K % PAGE) * token_stride + (head // SHARE) * group_stride
+            page_K = tl.load(pages + sequence * pages_stride + key_K // page, mask=is_key_K, other=0).to(tl.int64)
+            at_K = page_K * page_stride + (key_K % page) * token_stride + (head // SHARE) * group_stride
             at_KH = at_K[:, None] + feature_H[None, :] * feature_stride
             is_real_KH = is_key_K[:, None] & is_feature_H[None, :]
             k_KH = tl.load(k + at_KH, mask=is_real_KH, other=0.0)
@@ -467,5 +475,5 @@ if TYPE_CHECKING or triton is not None:
             largest_Q = new_Q
             sum_Q = sum_Q * kept_Q + tl.sum(weight_QK, 1)
             sum_QH = sum_QH * kept_Q[:, None] + tl.dot(weight_QK, v_KH, input_precision="ieee")
-        out_QH = sum_QH / sum_Q[:, None]
+        out_QH = sum_QH / tl.where(sum_Q > 0, sum_Q, 1.0)[:, None]  # a tile may be behind its sequence's queries
         tl.store(out + at_QH, out_QH.to(out.dtype.element_ty), mask=is_real_QH)

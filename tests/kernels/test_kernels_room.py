@@ -72,12 +72,14 @@ def test_the_gpu_script_rehearses(tmp_path):
 
 
 TYPES = {
-    **dict.fromkeys(("hidden", "weight", "bias", "rows", "out"), "*bf16"),
+    **dict.fromkeys(("hidden", "weight", "bias", "rows", "out", "q", "k", "v"), "*bf16"),
+    **dict.fromkeys(("query_starts", "num_keys", "pages"), "*i32"),
+    **dict.fromkeys(("page", "pages_stride", "page_stride", "token_stride", "group_stride", "feature_stride"), "i32"),
     **dict.fromkeys(("target", "offsets", "carries", "addresses", "table", "total"), "*i64"),
     **dict.fromkeys(("buffer", "last", "mask"), "*u8"),
     **dict.fromkeys(("S", "V", "D", "T", "M", "N", "K", "num_blocks", "num_splits", "words_per_split"), "i32"),
     **dict.fromkeys(("hidden_stride", "weight_stride", "mask_stride", "first_word"), "i32"),
-    **dict.fromkeys(("inverse_temperature", "temperature", "soft_cap", "discount", "factor"), "fp32"),
+    **dict.fromkeys(("inverse_temperature", "temperature", "soft_cap", "discount", "factor", "scale"), "fp32"),
     **dict.fromkeys(("lower", "upper", "dual", "kl_coefficient", "kl_clip"), "fp32"),
 }
 """Of the kernels' arguments, by name; all others point to fp32."""
@@ -95,6 +97,7 @@ TILE = {
 FULL_TILE = {"BLOCK_S": 64, "BLOCK_V": 128, "BLOCK_D": 64, "EVEN_D": False}
 FULL_TILE |= {"HAS_BIAS": True, "HAS_CAP": True, "HAS_MASK": True}
 CLIP = {"CISPO": False, "HAS_DUAL": True, "ESTIMATOR": "k3_unbiased", "BLOCK": 1024}
+HEADS = {"HEADS": 12, "SHARE": 6, "SIZE": 128, "BLOCK_Q": 16, "BLOCK_K": 64, "BLOCK_H": 128}
 PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "EVEN_K": True}
 
 
@@ -122,6 +125,7 @@ PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "EVEN_K": True}
         (block_sums._sum_kernel, {"BLOCK": 4096, "ROUNDS": 8, "sums": "*i64"}, 3),
         (batch_invariant._matmul_kernel, PRODUCT, 4),
         (batch_invariant._log_softmax_kernel, {"BLOCK": 4096}, 3),
+        (batch_invariant._attention_kernel, HEADS, 2),
     ],
 )
 def test_compiles_for_an_h200(kernel, constants, num_stages):

@@ -63,7 +63,7 @@ from titan_rl.mesh.meshes import ALL_PARTS, MeshCallbacks, Meshes, ProcessPlacem
 from titan_rl.mesh.processes.processes import watch
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.ledger import Ledger
-from titan_rl.records.metrics import MetricsLog
+from titan_rl.records.metrics import MetricsLog, agreement_limit
 from titan_rl.records.plot import plot_curves
 from titan_rl.records.run_directory.events import EventLog
 from titan_rl.records.run_directory.path_checks import check_no_modules
@@ -383,10 +383,15 @@ class Session:
 
     def _common(self, meshes: Meshes) -> tuple[Reporter, Checkpointing, NonfiniteBatches]:
         """What either loop needs."""
-        config, dtype = self.config, self.titan.training.mixed_precision_param
+        config, titan = self.config, self.titan
+        limit = agreement_limit(
+            *(config.generator.dtype, titan.training.mixed_precision_param),
+            fp8=config.uses_fp8,
+            batch_invariant=titan.debug.batch_invariant,
+        )
         reporter = Reporter(
             *(config, self.run_dir, self.metrics, self.display, meshes.stragglers, self.record_event),
-            trainer_dtype=dtype,
+            agreement_limit=limit,
         )
         checkpointing = Checkpointing(
             *(self._folder, meshes.trainer, self.ledger),

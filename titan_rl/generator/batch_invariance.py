@@ -87,9 +87,10 @@ class _Rotation:
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         cache = self._cache[positions.flatten()][:, None]
-        heads = (x.view(len(x), -1, self._head_size) for x in (query, key))
-        turned = HuggingFaceRoPE.apply_rotary_emb(*heads, cache)
-        return turned[0].view_as(query), turned[1].view_as(key)
+        new_query, new_key = HuggingFaceRoPE.apply_rotary_emb(
+            query.view(len(query), -1, self._head_size), key.view(len(key), -1, self._head_size), cache
+        )
+        return new_query.view_as(query), new_key.view_as(key)
 
 
 def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -169,7 +170,7 @@ def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> Non
             module.forward = _silu_and_mul
         elif isinstance(module, Attention):
             functions = _Attention(module)
-            module.impl.do_kv_cache_update, module.impl.forward = functions.store, functions.attend
+            vars(module.impl).update(do_kv_cache_update=functions.store, forward=functions.attend)
         elif isinstance(module, CustomOp) and not isinstance(module, ApplyRotaryEmb):  # it is a rotary embedding's
             raise RuntimeError(f"debug.batch_invariant: no batch-invariant form of {name} ({type(module).__name__})")
     if not current_platform.is_cpu():

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
 from torchtitan.models.common import Embedding
 from torchtitan.models.common.attention import GQAttention
@@ -218,10 +217,9 @@ def why_not_invariant(config: Decoder.Config) -> str:
 
 
 def convert_to_batch_invariant(config: Decoder.Config) -> None:
-    """Have a model's layers built batch-invariant. Errors: ValueError for a model of other layers."""
-    if why := why_not_invariant(config):
-        raise ValueError(f"no batch-invariant form of {why}")
-    _convert(config)
+    """Have a model's layers built batch-invariant, if all of them have such a form; else none of them."""
+    if not why_not_invariant(config):
+        _convert(config)
 
 
 def _window(attention: GQAttention.Config) -> int | None:

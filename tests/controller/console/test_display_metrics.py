@@ -103,7 +103,7 @@ def test_disagreement_is_said_once_whatever_the_updates(tmp_path, staleness, say
     lines: list[str] = []
     display: Any = SimpleNamespace(log=lines.append)
     others: Any = (MetricsLog(tmp_path), display, None, lambda *arguments, **fields: None)
-    reporter = Reporter(config, RunDir(tmp_path), *others, trainer_dtype="float32")
+    reporter = Reporter(config, RunDir(tmp_path), *others, agreement_limit=1.001)
     for step, mean in enumerate((1.0, 1.01, 1.02), 1):
         reporter._warn_of_disagreement(step, StepMetrics(agreement_mean=mean))
     assert [line.partition(":")[0] for line in lines] == ["step 2"][:says]

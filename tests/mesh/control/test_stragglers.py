@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from titan_rl.mesh.telemetry.stragglers import Stragglers, runnable_seconds
+from titan_rl.mesh.telemetry.stragglers import Stragglers
 
 
 def noted(**seconds: float) -> Stragglers:

@@ -19,7 +19,6 @@ from titan_rl.records.evaluations.files import write_result
 from titan_rl.records.evaluations.results import SuiteResult
 from titan_rl.records.metrics import (
     MetricsLog,
-    agreement_limit,
     bytes_between_hosts,
     cache_metrics,
     draft_metrics,
@@ -73,11 +72,11 @@ class Reporter:
         stragglers: Stragglers,
         record_event: RecordEvent,
         *,
-        trainer_dtype: str,
+        agreement_limit: float,
     ):
         self.config, self.run_dir, self.metrics, self.display = config, run_dir, metrics, display
         self.stragglers, self.record_event = stragglers, record_event
-        self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype, fp8=config.uses_fp8)
+        self._agreement_limit = agreement_limit
         self._is_never_stale = not config.rollout.max_staleness
         self._has_warned = self._has_warned_short = self._has_told_retry = False
         self._logged_failures: set[str] = set()

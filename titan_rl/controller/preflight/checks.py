@@ -28,6 +28,7 @@ from titan_rl.config.sections.schema import (
 from titan_rl.controller.preflight.data_checks import check_settings, load_dataset, load_suites
 from titan_rl.controller.preflight.device import device_type, is_on_cpu
 from titan_rl.controller.preflight.engine_checks import (
+    check_batch_invariant,
     check_decoding,
     check_engine,
     check_export,
@@ -306,7 +307,10 @@ def check_laid_out(
     if config.has_generators:
         check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=on_cpu)
         draft = check_draft_model(config, hf, family, on_cpu=on_cpu)
-        check_engine(for_device(config, on_cpu=on_cpu), hf, titan.training.seq_len, draft, on_cpu=on_cpu)
+        config = for_device(config, on_cpu=on_cpu)
+        check_engine(config, hf, titan.training.seq_len, draft, on_cpu=on_cpu)
+        if titan.debug.batch_invariant:
+            check_batch_invariant(config, titan, hf, family)
 
 
 def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:

@@ -1,5 +1,6 @@
 """What engines cannot do, or the trainer cannot follow: checked before any process starts."""
 
+from collections.abc import Iterator
 from math import ceil
 
 import torch
@@ -22,7 +23,11 @@ from titan_rl.environments.rollout.decoding import (
 )
 from titan_rl.environments.rollout.prompt_checks import ThinkingCheck, encode_checked
 from titan_rl.environments.rollout.suites import Suite
+from titan_rl.models.batch_invariance import why_not_invariant
+from titan_rl.models.families.registry import Family
 from titan_rl.models.layers.rope import num_positions
+from titan_rl.models.spec import model_config
+from titan_rl.trainer.titan_config import TitanConfig
 
 _BLOCK_TOKENS = 16
 """The smallest number of tokens that vLLM stores together."""
@@ -115,6 +120,36 @@ def _block_sizes(hf: PreTrainedConfig, ranks: int) -> dict[str, int]:
         "num_key_value_heads * head_dim": max(hf.num_key_value_heads, ranks) * head_dim,
         "intermediate_size": hf.intermediate_size,
     }
+
+
+def check_batch_invariant(config: Config, titan: TitanConfig, hf: PreTrainedConfig, family: Family | None) -> None:
+    """Check that trainer and engines can have equal bits. ``config``: with the device's defaults. Errors:
+    ConfigError."""
+    setting = "debug.batch_invariant = true"
+    if why := why_not_invariant(model_config(hf, family)):
+        raise ConfigError(f"{setting}: the model ({hf.model_type}) has no batch-invariant form of {why}; leave it out")
+    for key, value, wanted in _variant_settings(config, titan):
+        if value != wanted:
+            raise ConfigError(
+                f"{setting} and {key} = {value!r}: trainer and engines would not have equal bits; set {key} = "
+                f"{wanted!r}, or leave debug.batch_invariant out"
+            )
+
+
+def _variant_settings(config: Config, titan: TitanConfig) -> Iterator[tuple[str, object, object]]:
+    """Key, value, and the only value that batch-invariant layers compute."""
+    generator, parallelism = config.generator, titan.parallelism
+    for key in ("tensor_parallel_degree", "context_parallel_degree"):
+        yield f"parallelism.{key}", getattr(parallelism, key), 1
+    yield "generator.tensor_parallel", generator.tensor_parallel, 1
+    yield "generator.dtype", generator.dtype, titan.training.mixed_precision_param
+    yield "generator.quantization", generator.quantization, "none"
+    yield "float8.recipe_name", titan.float8.recipe_name, "none"
+    yield "generator.speculative.method", generator.speculative.method, "none"
+    yield "lora.rank", config.lora.rank, 0
+    yield "compile.enable", titan.compile.enable, False
+    for key in PENALTIES:
+        yield f"rollout.{key}", getattr(config.rollout, key), getattr(RolloutConfig, key)
 
 
 def check_export(config: Config, algorithm: Algorithm, hf: PreTrainedConfig, *, on_cpu: bool) -> None:

@@ -72,6 +72,7 @@ _RULES = {
     "lr_scheduler": _WHILE_REDOING,
     "parallelism": _NUMERIC,
     "compile": _NUMERIC,
+    "debug.batch_invariant": _NUMERIC,
     "float8": _NUMERIC,
     "activation_checkpoint": _NUMERIC,
 }

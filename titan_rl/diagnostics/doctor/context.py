@@ -27,7 +27,11 @@ class CheckContext:
     @property
     def limits(self) -> Limits:
         config, titan = self.checked.config, self.checked.titan
-        return limits(config.generator.dtype, titan.training.mixed_precision_param, fp8=config.uses_fp8)
+        return limits(
+            *(config.generator.dtype, titan.training.mixed_precision_param),
+            fp8=config.uses_fp8,
+            batch_invariant=titan.debug.batch_invariant,
+        )
 
     @property
     def actors(self) -> ActorsUnderTest:

@@ -101,7 +101,10 @@ def is_within(agreements: Sequence[float], limit: float) -> bool:
 def limit_of(settings: Mapping[str, Any]) -> float | None:
     """Limit of agreement; None for a run with stale samples, where none holds. ``settings``: flat, by dotted keys."""
     dtypes = str(settings.get("generator.dtype")), str(settings.get("training.mixed_precision_param"))
-    return agreement_limit(*dtypes, fp8=uses_fp8(settings)) if settings.get("rollout.max_staleness") == 0 else None
+    if settings.get("rollout.max_staleness") != 0:
+        return None
+    is_invariant = settings.get("debug.batch_invariant", False)
+    return agreement_limit(*dtypes, fp8=uses_fp8(settings), batch_invariant=is_invariant)
 
 
 def differences(recipe: Mapping[str, Any], run: Mapping[str, Any]) -> list[Difference]:

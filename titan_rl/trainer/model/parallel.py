@@ -33,7 +33,7 @@ def parallel_model(
     """
     set_determinism(titan.debug.deterministic, device)
     emulate, compiles = device.type == "cpu", titan.compile.enable
-    if titan.debug.batch_invariant:
+    if titan.debug.batch_invariant and titan.ranks_of_rows == 1:
         convert_to_batch_invariant(decoder_of(spec))
     convert_to_float8(decoder_of(spec), titan.float8, emulate=emulate, compiles=compiles)
     apply_parallelism(spec, titan.parallelism, titan.training)

@@ -36,8 +36,12 @@ class Limits:
         return self.token < _CUT
 
 
-def limits(generator_dtype: str, trainer_dtype: str, *, fp8: bool = False) -> Limits:
-    """In fp32 what was seen is 1.000001 on average and 1e-3 at a token; in bf16 a token may be off by 1."""
+def limits(generator_dtype: str, trainer_dtype: str, *, fp8: bool = False, batch_invariant: bool = False) -> Limits:
+    """In fp32 what was seen is 1.000001 on average and 1e-3 at a token; in bf16 a token may be off by 1.
+
+    With ``batch_invariant`` no token may differ in its last bit."""
+    if batch_invariant:
+        return Limits(agreement_limit(generator_dtype, trainer_dtype, batch_invariant=True), 0.0, 0.0)
     is_exact = generator_dtype == trainer_dtype == "float32" and not fp8
     mean = agreement_limit(generator_dtype, trainer_dtype, fp8=fp8)
     return Limits(mean, 1e-3, 0.05) if is_exact else Limits(mean, 0.02, _CUT)

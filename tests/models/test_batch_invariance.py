@@ -1,0 +1,84 @@
+"""Batch-invariant layers: a token's log-probability has the same bits however rows are packed; gradients stay."""
+
+import numpy as np
+import pytest
+import torch
+from batches import batch_of
+from family_models import make
+from parity import learner_of
+
+from titan_rl.data.types import Row
+from titan_rl.models.batch_invariance import why_not_invariant
+from titan_rl.models.layers.attention import plan_attention
+from titan_rl.models.spec import model_config, read_hf_config
+from titan_rl.trainer.step.learner import Learner
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+@torch.no_grad()
+def logprobs(learner: Learner, row: Row) -> torch.Tensor:
+    return learner.model_parts[0](
+        torch.from_numpy(row.tokens_T)[None],
+        positions=torch.from_numpy(row.positions_T)[None],
+        attention_masks=plan_attention(row.segments, len(row.tokens_T), torch.device("cpu")),
+        logit_index_S=torch.from_numpy(row.source_S),
+        target_S=torch.from_numpy(row.target_S),
+        temperature=0.7,
+        mask=row.mask,
+    )[0]
+
+
+def by_sample(learner: Learner, **packing) -> dict[tuple[float, ...], np.ndarray]:
+    """Log-probabilities of each sample of a batch, by its advantage and what it sampled."""
+    found = {}
+    for row in batch_of(3, **packing).rows[0]:
+        logprob_S = logprobs(learner, row).numpy()
+        for name in set(row.advantage_S.tolist()):
+            chosen = row.advantage_S == name
+            found[name, *row.target_S[chosen].tolist()] = logprob_S[chosen]
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_token_is_as_likely_in_every_row(tmp_path, dtype, masked):
+    make(tmp_path, "qwen2")
+    training = {"mixed_precision_param": dtype}
+    invariant = learner_of(tmp_path, training=training, debug={"batch_invariant": True})
+    packed = by_sample(invariant, masked=masked, row_tokens=256)
+    alone = by_sample(invariant, masked=masked, row_tokens=24, share_prefix=False)
+    assert packed.keys() == alone.keys() and len(packed) == 12
+    assert all(np.array_equal(packed[name], alone[name]) for name in packed)
+    exact, plain = (by_sample(learner_of(tmp_path, training=each), masked=masked) for each in ({}, training))
+    errors = [np.concatenate([each[name] - exact[name] for name in exact]) for each in (packed, plain)]
+    invariant_error, plain_error = (float(np.abs(error).mean()) for error in errors)
+    assert invariant_error < max(1e-5, 1.5 * plain_error)
+
+
+def test_gradients_are_those_of_plain_layers(tmp_path):
+    make(tmp_path, "qwen2")
+    gradients = []
+    for invariant in (False, True):
+        learner = learner_of(tmp_path, debug={"batch_invariant": invariant})
+        learner.forward_backward(batch_of(0).rows[0])
+        gradients.append({name: each.grad.clone() for name, each in learner.model_parts[0].named_parameters()})
+    plain, found = gradients
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, plain[name], rtol=1e-4, atol=1e-5 * float(plain[name].abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("qwen2", ""),
+        ("mistral", ""),
+        ("mistral window", "sliding windows"),
+        ("phi3", "StackedFeedForward, StackedQKVLinear"),
+        ("gemma3_text", "SandwichBlock"),
+        ("glm4_moe", "ExpertBlock"),
+    ],
+)
+def test_what_has_no_such_layers_is_said(tmp_path, case, why):
+    make(tmp_path, case)
+    assert why_not_invariant(model_config(read_hf_config(tmp_path))) == why
