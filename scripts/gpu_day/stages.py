@@ -57,6 +57,12 @@ STAGES: dict[str, Stage] = {
     "1.51B colocated": Stage(
         _noise("colocated", 4, "--placement.mode", "colocated"), 240, (Bar("share_between", 0.1),), run="colocated"
     ),
+    "1.51B batch-invariant": Stage(
+        _noise("invariant", 3, "--debug.batch_invariant", "true"),
+        300,
+        (Bar("agreement_mean", 1.0),),
+        run="invariant",
+    ),
     "TRL": Stage(
         (sys.executable, "-m", "gpu_day.trl_steps", ".", "4"), 240, (Bar("ours_over_trl", 0.35),), read=figures_of_trl
     ),

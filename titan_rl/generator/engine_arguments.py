@@ -69,6 +69,8 @@ def engine_arguments(
         **_speculation(config),
         **_vision(model_path, on_cpu),
         **parallel,
+        # whose cache the replaced functions read
+        **(dict(attention_backend="FLASH_ATTN") if batch_invariant and not on_cpu else {}),
         additional_config=(
             ({vllm_loader.EMULATED: config.quantization} if on_cpu and config.is_quantized else {})
             | ({BATCH_INVARIANT: True} if batch_invariant else {})

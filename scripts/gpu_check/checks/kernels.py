@@ -7,7 +7,11 @@ import torch
 
 from gpu_check.bench import relative_error
 from gpu_check.fixtures import Fixtures
-from titan_rl.kernels.batch_invariant import batch_invariant_log_softmax, batch_invariant_matmul
+from titan_rl.kernels.batch_invariant import (
+    batch_invariant_attention,
+    batch_invariant_log_softmax,
+    batch_invariant_matmul,
+)
 from titan_rl.kernels.discounted_scan import advantages_and_returns
 from titan_rl.kernels.linear_logprob import linear_logprob
 from titan_rl.kernels.pack_cast import Staging
@@ -130,7 +134,37 @@ def check_batch_invariant(fixtures: Fixtures) -> Figures:
         same = same and bool(torch.equal(part_MN, whole_MN[:size]) and torch.equal(log_part_MN, log_MN[:size]))
     exact_MN = rows_MK.double() @ weight_NK.double().T
     errors = relative_error(whole_MN, exact_MN), relative_error(log_MN, logits_MN.double().log_softmax(-1))
-    return {"same_bits": same, "error": max(errors)}
+    attention_same, attention_error = _attention(fixtures)
+    return {"same_bits": same and attention_same, "error": max(*errors, attention_error)}
+
+
+def _attention(fixtures: Fixtures) -> tuple[bool, float]:
+    """Of a sequence as a trainer's row has it, and decoded from an engine's pages: whether bits are equal; error."""
+    length, page, groups, size = (37, 16, 2, 32) if fixtures.rehearse else (300, 16, 2, 128)
+    q_TNH = torch.randn(length, 6, size).to(fixtures.device, torch.bfloat16)
+    k_TGH, v_TGH = torch.randn(2, length, groups, size).to(fixtures.device, torch.bfloat16)
+    pages_DP = torch.randperm(length, device=fixtures.device, dtype=torch.int32)[None, : -(-length // page)]
+    cache_PGSH = torch.zeros(length, groups, page, 2 * size, device=fixtures.device, dtype=torch.bfloat16)
+    token_T = torch.arange(length, device=fixtures.device)
+    page_T = pages_DP[0, token_T // page].long()
+    cache_PGSH[page_T, :, token_T % page] = torch.cat([k_TGH, v_TGH], dim=-1)
+    k_PSGH, v_PSGH = cache_PGSH.transpose(1, 2).split(size, dim=-1)
+
+    def attend(first: int, end: int, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+        starts_D1, num_keys_D = (
+            torch.tensor(numbers, device=fixtures.device, dtype=torch.int32) for numbers in ([0, end - first], [end])
+        )
+        queries = {"max_queries": end - first, "scale": size**-0.5, "implementation": "triton"}
+        return batch_invariant_attention(q_TNH[first:end], keys, values, starts_D1, num_keys_D, pages, **queries)
+
+    row_TNH = attend(0, length, k_TGH[:, None], v_TGH[:, None], token_T[None].int())
+    places = (0, 1, length // 2, length - 1)
+    same = all(torch.equal(attend(n, n + 1, k_PSGH, v_PSGH, pages_DP)[0], row_TNH[n]) for n in places)
+    k_NTH, v_NTH = (x.repeat_interleave(6 // groups, 1).transpose(0, 1).double() for x in (k_TGH, v_TGH))
+    exact_NTH = torch.nn.functional.scaled_dot_product_attention(
+        q_TNH.transpose(0, 1).double(), k_NTH, v_NTH, is_causal=True
+    )
+    return same, relative_error(row_TNH, exact_NTH.transpose(0, 1))
 
 
 CHECKS: dict[str, Callable[[Fixtures], Figures]] = {

@@ -11,7 +11,6 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.module import Module
 
 from titan_rl.compat.torch.pipelining import stages_of
-from titan_rl.models.batch_invariance import convert_to_batch_invariant
 from titan_rl.models.compiling import allow_graphs
 from titan_rl.models.families.qwen2_5_vl import recompute_tower
 from titan_rl.models.float8 import convert_to_float8
@@ -33,8 +32,6 @@ def parallel_model(
     """
     set_determinism(titan.debug.deterministic, device)
     emulate, compiles = device.type == "cpu", titan.compile.enable
-    if titan.debug.batch_invariant and titan.ranks_of_rows == 1:
-        convert_to_batch_invariant(decoder_of(spec))
     convert_to_float8(decoder_of(spec), titan.float8, emulate=emulate, compiles=compiles)
     apply_parallelism(spec, titan.parallelism, titan.training)
     with torch.device("meta"):

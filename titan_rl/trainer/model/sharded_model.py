@@ -27,6 +27,7 @@ from titan_rl.config.sections.schema import Config, LoraConfig
 from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.images import PlacedImage, image_processor
 from titan_rl.data.types import Row
+from titan_rl.models.batch_invariance import convert_to_batch_invariant
 from titan_rl.models.context_parallel import ContextParallel
 from titan_rl.models.device import to_device
 from titan_rl.models.families.qwen2_5_vl import ImageInputs
@@ -105,6 +106,8 @@ class ShardedModel:
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
         self.temperature, self.chat_template, self.replays_routing = temperature, chat_template, replays_routing
         self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
+        if titan.debug.batch_invariant and titan.ranks_of_rows == 1:
+            convert_to_batch_invariant(decoder_of(spec))
         self.attention_form: Form = attention_form(
             decoder_of(spec), device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
         )

@@ -59,7 +59,8 @@ def compare(tokens: pd.DataFrame, allowed: Limits, whose: str) -> str:
     mean, lean = float(np.exp(np.abs(difference_S)).mean()), float(difference_S.mean())
     doubt = float(difference_S.std()) / np.sqrt(len(difference_S))
     worst = int(np.abs(difference_S).argmax())
-    stats = f"{len(difference_S)} tokens, mean of exp|difference| {mean:.6f}"
+    how = "the same, bit for bit" if not difference_S.any() else f"mean of exp|difference| {mean:.6f}"
+    stats = f"{len(difference_S)} tokens, {how}"
     leans = abs(lean) > allowed.lean + _SURE * doubt
     if mean > allowed.mean or leans or abs(difference_S[worst]) > allowed.token:
         row = tokens.iloc[worst]

@@ -1,4 +1,4 @@
-"""An engine that multiplies in FP8: it is healthy as it is, and one scale that is twice what it should be is named."""
+"""Engines in FP8, and engines with the trainer's bits: healthy as they are, and a small fault in them is named."""
 
 import sys
 
@@ -38,3 +38,32 @@ def test_a_wrong_scale_is_named(tmp_path):
     agreement = next(finding.line() for finding in findings if finding.check.name == "agreement")  # before the update
     exact, fp8 = limits("float32", "float32"), limits("float32", "float32", fp8=True)
     assert exact.mean < float(agreement.rsplit(" ", 1)[1]) < fp8.mean
+
+
+def library_product(engine):
+    """Logits are a product by torch, which adds up in another order."""
+
+    def plant(worker):
+        model = worker.model_runner.model
+        weight_VD = model.lm_head.weight.float()
+        project = lambda lm_head, hidden_states, bias: hidden_states.float() @ weight_VD.T  # noqa: E731
+        return set_on(model.logits_processor, "_apply_head", project)
+
+    return engine.on_worker(plant)
+
+
+@pytest.mark.slow
+def test_engine_and_trainer_have_equal_bits(tmp_path):
+    """In bf16, before and after an update, with prompts from the cache; a difference in the last place is named."""
+    settings = {"rollout": {"prompts_per_step": 4, "group_size": 4}, "debug": {"batch_invariant": True}}
+    settings |= {"generator": {"dtype": "bfloat16"}, "training": {"mixed_precision_param": "bfloat16"}}
+    ward = Ward(load_config("quickstart", settings), tmp_path)
+    try:
+        healthy = ward.examine()
+        findings = ward.examine(Plant("generators", library_product, "agreement"))
+    finally:
+        ward.close()
+    assert not wrong(healthy)
+    said = {finding.check.name: finding.line() for finding in healthy}
+    assert all("the same, bit for bit" in said[name] for name in ("agreement", "sync", "cache"))
+    assert "(at most 1)" in wrong(findings)["agreement"]
