@@ -103,6 +103,7 @@ FORMS = {
     "vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.counts": "_tuplegetter",
     "vllm.v1.worker.gpu.sample.output:SamplingMaskTensors.vocab_size": "_tuplegetter",
     "vllm.v1.outputs:SamplingMaskLists.to_nested_list": "(self)",
+    "vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs": "(logits, token_ids)",
     "vllm.v1.outputs:SamplingMaskLists.slice_request": "(self, req_idx, num_positions)",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sampler": "set",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": "(self, grammar_output)",

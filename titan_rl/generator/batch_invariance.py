@@ -9,7 +9,6 @@ trainer's are.
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 from vllm.config import VllmConfig
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.activation import SiluAndMul
@@ -153,7 +152,7 @@ def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> Non
     Errors: RuntimeError for a layer that has no batch-invariant form here.
     """
     device = next(model.parameters()).device
-    hf = AutoConfig.from_pretrained(vllm_config.model_config.model, trust_remote_code=False)
+    hf = vllm_config.model_config.hf_config
     rope = rope_config(hf, head_size(hf), rope=BatchInvariantRoPE)
     rope.max_seq_len = vllm_config.model_config.max_model_len
     rotation = _Rotation(rope.build(), head_size(hf), device)
