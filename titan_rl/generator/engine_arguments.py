@@ -69,13 +69,17 @@ def engine_arguments(
         **_speculation(config),
         **_vision(model_path, on_cpu),
         **parallel,
-        # whose cache the replaced functions read
-        **(dict(attention_backend="FLASH_ATTN") if batch_invariant and not on_cpu else {}),
-        additional_config=(
-            ({vllm_loader.EMULATED: config.quantization} if on_cpu and config.is_quantized else {})
-            | ({BATCH_INVARIANT: True} if batch_invariant else {})
-        ),
+        **_replaced(config, on_cpu, batch_invariant),
     )
+
+
+def _replaced(config: GeneratorConfig, on_cpu: bool, batch_invariant: bool) -> dict[str, Any]:
+    """Settings of layers that compute otherwise than vLLM's own."""
+    if batch_invariant:
+        # the cache of FlashAttention is one that the replaced functions can read, as that of CPUs is
+        backend = {} if on_cpu else {"attention_backend": "FLASH_ATTN"}
+        return backend | {"additional_config": {BATCH_INVARIANT: True}}
+    return {"additional_config": {vllm_loader.EMULATED: config.quantization}} if on_cpu and config.is_quantized else {}
 
 
 def _sees(model_path: str | Path) -> bool:
