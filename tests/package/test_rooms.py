@@ -122,6 +122,16 @@ def test_vllm_and_torchtitan_stay_in_their_rooms():
         assert not reaches_vllm or name.startswith(("generator.", "compat.vllm.")) or is_bench, name
 
 
+def test_engines_start_without_torchtitan():
+    """Its import takes two seconds: only a function may import what needs it."""
+    needs_it = {"batch_invariance.py"}
+    for path in sorted((PACKAGE / "generator").rglob("*.py")):
+        top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
+        modules = {f"{node.module}.{alias.name}" for node in top for alias in node.names}
+        found = [name for name in modules if "titan_rl.models" in name or "batch_invariance" in name]
+        assert path.name in needs_it or not found, f"{path.name} imports {found}"
+
+
 DEPENDENCIES = ("vllm", "torch", "torchtitan", "monarch")
 OUTSIDE_COMPAT = {
     "kernels.packed_attention": {"torch.ops.torch_attn._varlen_attn", "torch.ops.torch_attn._varlen_attn_backward"}

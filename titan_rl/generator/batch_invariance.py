@@ -32,9 +32,6 @@ from titan_rl.models.batch_invariance import BatchInvariantRoPE, implementation_
 from titan_rl.models.layers.layer_configs import head_size
 from titan_rl.models.layers.rope import HuggingFaceRoPE, rope_config
 
-BATCH_INVARIANT = "titan_rl_batch_invariant"
-"""Key of vLLM's ``additional_config``: whether its layers are replaced."""
-
 
 class BatchInvariantLinearMethod(UnquantizedLinearMethod):
     def __init__(self, plain: UnquantizedLinearMethod):

@@ -13,7 +13,6 @@ from vllm.platforms import current_platform
 from titan_rl.config.device_defaults import generator_on, step_tokens
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.images import image_processor
-from titan_rl.generator.batch_invariance import BATCH_INVARIANT
 from titan_rl.generator.weights import vllm_backend, vllm_loader
 
 _CPU_BLOCK_TOKENS = 32
@@ -78,7 +77,7 @@ def _replaced(config: GeneratorConfig, on_cpu: bool, batch_invariant: bool) -> d
     if batch_invariant:
         # the cache of FlashAttention is one that the replaced functions can read, as that of CPUs is
         backend = {} if on_cpu else {"attention_backend": "FLASH_ATTN"}
-        return backend | {"additional_config": {BATCH_INVARIANT: True}}
+        return backend | {"additional_config": {vllm_loader.BATCH_INVARIANT: True}}
     return {"additional_config": {vllm_loader.EMULATED: config.quantization}} if on_cpu and config.is_quantized else {}
 
 

@@ -15,14 +15,14 @@ from vllm.model_executor.model_loader import register_model_loader
 
 from titan_rl.compat.vllm.loading import FileLoader, has_load_format
 from titan_rl.config.model_directory.directory import weight_files
-from titan_rl.generator.batch_invariance import BATCH_INVARIANT, make_batch_invariant
 from titan_rl.generator.weights.quantization.e4m3 import Scheme
 from titan_rl.generator.weights.quantization.linear import quantize_linears
 from titan_rl.generator.weights.vllm_linear import widen_linears
 
 FORMAT = "titan_rl"
-EMULATED = "titan_rl_quantization"
-"""Key of vLLM's ``additional_config``: the scheme that a CPU emulates."""
+EMULATED, BATCH_INVARIANT = "titan_rl_quantization", "titan_rl_batch_invariant"
+"""Keys of vLLM's ``additional_config``: the scheme that a CPU emulates; whether layers compute by the trainer's
+functions."""
 _EXACT = "e_score_correction_bias"
 """A router's bias, which the trainer has in fp32, too: it is a buffer there."""
 _SCALES = ("weight_scale", "weight_scale_inv")
@@ -50,6 +50,8 @@ class DirectoryLoader(FileLoader):
         super().load_weights(model, model_config)
         round_parameters(model, model_config.dtype)
         if self._is_invariant:
+            from titan_rl.generator.batch_invariance import make_batch_invariant  # which brings TorchTitan along
+
             make_batch_invariant(model, self._vllm_config)
             return
         if self._emulated is not None:
