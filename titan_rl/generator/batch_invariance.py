@@ -95,7 +95,7 @@ def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 class _Attention:
     """Stands where an attention backend's functions stood. Keys and values of a token lie side by side in the cache,
-    [blocks, heads, tokens of a block, 2 head size], on CPUs as for FlashAttention."""
+    [blocks, heads, tokens of a block, 2 head size], on CPUs as for vLLM's Triton backend."""
 
     def __init__(self, layer: Attention):
         self._size, self._scale = layer.head_size, layer.impl.scale
@@ -108,10 +108,11 @@ class _Attention:
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        slot_T = slot_mapping.long()
-        block_T, offset_T = slot_T // kv_cache.shape[2], slot_T % kv_cache.shape[2]
-        count = len(slot_T)
-        kv_cache[block_T, :, offset_T] = torch.cat([key[:count], value[:count]], dim=-1)
+        # a token that fills the batch up has a negative place: the first token is stored once more instead
+        token_T = torch.arange(len(slot_mapping), device=slot_mapping.device).where(slot_mapping >= 0, 0)
+        slot_T = slot_mapping[token_T].long()
+        place_T = slot_T // kv_cache.shape[2], slot_T % kv_cache.shape[2]
+        kv_cache[place_T[0], :, place_T[1]] = torch.cat([key[token_T], value[token_T]], dim=-1)
 
     def attend(
         self,

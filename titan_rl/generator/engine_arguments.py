@@ -75,8 +75,8 @@ def engine_arguments(
 def _replaced(config: GeneratorConfig, on_cpu: bool, batch_invariant: bool) -> dict[str, Any]:
     """Settings of layers that compute otherwise than vLLM's own."""
     if batch_invariant:
-        # the cache of FlashAttention is one that the replaced functions can read, as that of CPUs is
-        backend = {} if on_cpu else {"attention_backend": "FLASH_ATTN"}
+        # its cache is one that the replaced functions can read, as that of CPUs is, in fp32, too
+        backend = {} if on_cpu else {"attention_backend": "TRITON_ATTN"}
         return backend | {"additional_config": {vllm_loader.BATCH_INVARIANT: True}}
     return {"additional_config": {vllm_loader.EMULATED: config.quantization}} if on_cpu and config.is_quantized else {}
 
