@@ -18,6 +18,7 @@ from titan_rl.controller.planning.memory_plan import Size
 from titan_rl.controller.preflight.checks import check_model, resolve
 from titan_rl.controller.preflight.engine_checks import (
     cache_bytes,
+    check_batch_invariant,
     check_decoding,
     check_engine,
     check_export,
@@ -28,6 +29,7 @@ from titan_rl.controller.preflight.role_checks import check_draft_model
 from titan_rl.generator.engine_arguments import _on_gpu, engine_arguments
 from titan_rl.models.builtin.tiny import make_tiny, tiny_config
 from titan_rl.models.spec import read_hf_config
+from titan_rl.trainer.titan_config import build_titan
 
 FITTING = dict(kv_lora_rank=512, qk_rope_head_dim=64)
 
@@ -270,6 +272,32 @@ def test_rollouts_are_weighed_by_default_with_fp8_and_a_run_says_so():
     assert plain.algorithm.settings.importance == "none" and lines(plain) == []
     with pytest.raises(ConfigError, match="clip_high has no effect.*FP8 has that for its default"):
         settled(algorithm={"clip_high": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"parallelism": {"tensor_parallel_degree": 2}}, "set parallelism.tensor_parallel_degree = 1"),
+        ({"parallelism": {"context_parallel_degree": 2}}, "set parallelism.context_parallel_degree = 1"),
+        ({"generator": {"tensor_parallel": 2}}, "set generator.tensor_parallel = 1"),
+        ({"generator": {"dtype": "bfloat16"}}, "set generator.dtype = 'float32'"),
+        ({"generator": {"speculative": {"method": "ngram"}}}, "set generator.speculative.method = 'none'"),
+        ({"lora": {"rank": 4}}, "set lora.rank = 0"),
+        ({"rollout": {"repetition_penalty": 1.1}}, "set rollout.repetition_penalty = 1.0"),
+    ],
+)
+def test_what_would_not_have_equal_bits_is_refused(tmp_path, tables, said):
+    make(tmp_path, "qwen2")
+    settings = {"debug": {"batch_invariant": True}, "model": {"path": str(tmp_path)}}
+    config = for_device(load_config(None, settings), on_cpu=True)
+    check_batch_invariant(config, build_titan(config), read_hf_config(tmp_path), None)
+    assert "the same bits" in kernel_notices(config, on_cpu=True)[0]
+    wrong = for_device(load_config(None, settings | tables), on_cpu=True)
+    with pytest.raises(ConfigError, match=said):
+        check_batch_invariant(wrong, build_titan(wrong), read_hf_config(tmp_path), None)
+    make(tmp_path, "gemma3_text")
+    with pytest.raises(ConfigError, match="no batch-invariant form of SandwichBlock; leave it out"):
+        check_batch_invariant(config, build_titan(config), read_hf_config(tmp_path), None)
 
 
 def test_what_learns_a_teachers_words_is_not_weighed():

@@ -285,7 +285,7 @@ def _check_top_k(hf: PreTrainedConfig, setting: str, top_k: int) -> None:
 def kernel_notices(config: Config, *, on_cpu: bool) -> list[str]:
     """Lines about other arithmetic, or a slower one, than a run on this device would have without a setting."""
     fp8 = _fp8_notices(config, on_cpu=on_cpu) + _export_notices(config, on_cpu=on_cpu)
-    return fp8 + _weighing_notices(config) + _penalty_notices(config, on_cpu=on_cpu)
+    return fp8 + _weighing_notices(config) + _penalty_notices(config, on_cpu=on_cpu) + _invariance_notices(config)
 
 
 def _fp8_notices(config: Config, *, on_cpu: bool) -> list[str]:
@@ -347,6 +347,15 @@ def _penalty_notices(config: Config, *, on_cpu: bool) -> list[str]:
         return []
     key = f"rollout.{penalties[0]} = {getattr(config.rollout, penalties[0])}"
     return [f"{key}: the trainer computes log-probabilities by model.kernel = 'reference', which has penalties"]
+
+
+def _invariance_notices(config: Config) -> list[str]:
+    if not config.titan.get("debug", {}).get("batch_invariant"):
+        return []
+    return [
+        "debug.batch_invariant = true: trainer and engines compute log-probabilities to the same bits, which takes "
+        "about twice as long"
+    ]
 
 
 def _check_cpu_kernels(hf: PreTrainedConfig, dtype: str) -> None:
