@@ -288,7 +288,7 @@ def test_rollouts_are_weighed_by_default_with_fp8_and_a_run_says_so():
 )
 def test_what_would_not_have_equal_bits_is_refused(tmp_path, tables, said):
     make(tmp_path, "qwen2")
-    settings = {"debug": {"batch_invariant": True}, "model": {"path": str(tmp_path)}}
+    settings = {"debug": {"batch_invariant": True}}
     config = for_device(load_config(None, settings), on_cpu=True)
     check_batch_invariant(config, build_titan(config), read_hf_config(tmp_path), None)
     assert "the same bits" in kernel_notices(config, on_cpu=True)[0]
