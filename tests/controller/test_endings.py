@@ -282,6 +282,15 @@ def test_a_stop_right_after_a_checkpoint_leaves_the_model_alone():
     assert rescued(1800.0, ActorFault("no generator is left"), step=2) == []
 
 
+def test_a_drafter_of_an_earlier_end_is_named_beside_a_new_model(tmp_path):
+    run_dir = RunDir(tmp_path)
+    for number, folder in enumerate([tmp_path / "drafter", run_dir.model, tmp_path / "critic"]):
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+        os.utime(folder / "model.safetensors", (number, number))
+    assert run_dir.saved_earlier() == [tmp_path / "drafter"]
+
+
 def test_who_asks_to_stop_is_not_told_of_what_is_not_saved_yet():
     assert (
         "is saved;" in (line := stopping(RunDir(Path("run")), TrainCommand("a.toml"))) and "which is saved" not in line

@@ -174,4 +174,6 @@ class Shutdown:
         run_dir = self.run_dir
         folders = HostPath(run_dir.model), HostPath(run_dir.adapter), HostPath(run_dir.root)
         await self.trainer.call(TrainerEndpoints.save_hf(*folders, *self.export))
+        for folder in run_dir.saved_earlier():
+            self.log(f"{folder} is of an earlier end of this run, which has none any more: it is older than the model")
         self.progress.model_step = self.progress.step

@@ -103,6 +103,12 @@ class RunDir:
             self.config.replace(archived)
         replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
 
+    def saved_earlier(self) -> list[Path]:
+        """Models of other roles, and an adapter, that are older than ``model``: of an earlier end of the run."""
+        beside = [self.root / name for name in ("adapter", "critic", "implicit_reward", "drafter")]
+        written = [file.stat().st_mtime_ns for file in self.model.glob("*")]
+        return [each for each in beside if each.is_dir() and written and _newest(each) < min(written)]
+
     def config_of(self, step: int) -> Path:
         """The configuration that a step was trained under, which a resumed run may have changed after it."""
         ends = steps_of(path.stem for path in self.earlier.glob("step-*.json"))
@@ -241,3 +247,7 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _newest(folder: Path) -> int:
+    return max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
