@@ -163,11 +163,13 @@ class _LogSoftmax(torch.autograd.Function):
 
 def _reference_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
     dtype = torch.promote_types(rows_MK.dtype, torch.float32)
-    depth = rows_MK.shape[1]
+    (_, depth), num_columns = rows_MK.shape, len(weight_NK)
+    if num_columns == 1:  # a library has another form for one column, which shares its rows among threads
+        weight_NK = torch.cat([weight_NK, weight_NK])
     # memory of our own: the library may look at how its operands are aligned
     weights_NK = [part_NK.to(dtype, memory_format=torch.contiguous_format) for part_NK in weight_NK.split(_DEPTH, 1)]
     blocks_BK = [rows_MK.new_zeros(_ROWS, len(part_NK.T), dtype=dtype) for part_NK in weights_NK]
-    out_MN = rows_MK.new_empty(len(rows_MK), len(weight_NK))
+    out_MN = rows_MK.new_empty(len(rows_MK), num_columns)
     for start in range(0, len(rows_MK), _ROWS):
         part_MK = rows_MK[start : start + _ROWS]
         sum_BN: torch.Tensor | None = None
@@ -177,7 +179,7 @@ def _reference_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.T
             product_BN = block_BK @ weight_NK.T
             sum_BN = product_BN if sum_BN is None else sum_BN.add_(product_BN)
         assert sum_BN is not None
-        out_MN[start : start + _ROWS] = sum_BN[: len(part_MK)]
+        out_MN[start : start + _ROWS] = sum_BN[: len(part_MK), :num_columns]
     return out_MN
 
 

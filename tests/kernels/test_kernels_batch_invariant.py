@@ -97,13 +97,16 @@ def threads():
     torch.set_num_threads(before)
 
 
-def test_a_long_sum_is_the_same_with_any_number_of_threads(threads):
-    """A library would share it among them: [64, 1536] times [1536, 576]."""
-    rows_MK, weight_NK = operands(64, 1536, 576, torch.float32)
+@pytest.mark.parametrize("num_columns", [576, 1])
+def test_a_long_sum_is_the_same_with_any_number_of_threads(threads, num_columns):
+    """A library would share it among them: [64, 1536] times [1536, 576], and rows where there is one column."""
+    rows_MK, weight_NK = operands(64, 1536, num_columns, torch.float32)
+    order = torch.randperm(64)
     products = []
     for count in (1, 2, 3, 4):
         threads(count)
         products.append(batch_invariant_matmul(rows_MK, weight_NK))
+        assert torch.equal(batch_invariant_matmul(rows_MK[order], weight_NK), products[0][order])
     assert all(torch.equal(product_MN, products[0]) for product_MN in products)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -18,6 +17,8 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.model_executor.layers.rotary_embedding.common import ApplyRotaryEmb
+from vllm.model_executor.layers.rotary_embedding.phi3_long_rope_scaled_rope import Phi3LongRoPEScaledRotaryEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
 from titan_rl.compat.vllm.layers import Projection, set_head_projection
@@ -31,6 +32,10 @@ from titan_rl.kernels.batch_invariant import (
 from titan_rl.models.batch_invariance import BatchInvariantRoPE, implementation_on, linear
 from titan_rl.models.layers.layer_configs import head_size
 from titan_rl.models.layers.rope import HuggingFaceRoPE, rope_config
+
+_ROTARY = (RotaryEmbeddingBase, Phi3LongRoPEScaledRotaryEmbedding)
+_UNCHANGED = (VocabParallelEmbedding, ApplyRotaryEmb)
+"""Layers that add nothing up, or are parts of others."""
 
 
 class BatchInvariantLinearMethod(UnquantizedLinearMethod):
@@ -160,15 +165,15 @@ def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> Non
         elif isinstance(module, LogitsProcessor):
             set_head_projection(module, _projection)
         elif type(module) is RMSNorm:
-            module.forward = _Norm(module)
-        elif isinstance(module, RotaryEmbeddingBase):
-            module.forward = rotation
+            vars(module)["forward"] = _Norm(module)
+        elif isinstance(module, _ROTARY):
+            vars(module)["forward"] = rotation
         elif type(module) is SiluAndMul:
-            module.forward = _silu_and_mul
+            vars(module)["forward"] = _silu_and_mul
         elif isinstance(module, Attention):
             functions = _Attention(module)
             vars(module.impl).update(do_kv_cache_update=functions.store, forward=functions.attend)
-        elif isinstance(module, CustomOp) and not isinstance(module, ApplyRotaryEmb):  # it is a rotary embedding's
+        elif next(module.children(), None) is None and not isinstance(module, _UNCHANGED):
             raise RuntimeError(f"debug.batch_invariant: no batch-invariant form of {name} ({type(module).__name__})")
     if not current_platform.is_cpu():
         set_logprobs(_logprobs)

@@ -160,7 +160,7 @@ class Reporter:
             self._has_warned = True
             self.display.log(
                 f"step {step}: trainer and generator disagree about the tokens that were sampled, by a factor of "
-                f"{metrics.agreement_mean:.4f} on average: what is trained is not quite what was sampled"
+                f"{metrics.agreement_mean:.8g} on average: what is trained is not quite what was sampled"
             )
 
     def score_failed(self, group: Group, sample: int, why: str) -> None:
