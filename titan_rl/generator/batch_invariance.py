@@ -78,16 +78,19 @@ class _Norm:
 
 
 class _Rotation:
-    """Stands where a rotary embedding's forward stood."""
+    """Stands where a rotary embedding's forward stood. The cache is a buffer of the module, which an engine that sleeps
+    keeps."""
 
-    def __init__(self, rope: HuggingFaceRoPE, head_size: int, device: torch.device):
-        self._cache = rope.cache.to(device)
-        self._head_size = head_size
+    def __init__(self, module: torch.nn.Module, cache: torch.Tensor, head_size: int):
+        module.register_buffer("batch_invariant_cache", cache, persistent=False)
+        self._module, self._head_size = module, head_size
 
     def __call__(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        cache = self._cache[positions.flatten()][:, None]
+        cache = self._module.batch_invariant_cache
+        assert isinstance(cache, torch.Tensor)
+        cache = cache[positions.flatten()][:, None]
         new_query, new_key = HuggingFaceRoPE.apply_rotary_emb(
             query.view(len(query), -1, self._head_size), key.view(len(key), -1, self._head_size), cache
         )
@@ -158,7 +161,7 @@ def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> Non
     hf = vllm_config.model_config.hf_config
     rope = rope_config(hf, head_size(hf), rope=BatchInvariantRoPE)
     rope.max_seq_len = vllm_config.model_config.max_model_len
-    rotation = _Rotation(rope.build(), head_size(hf), device)
+    cache = rope.build().cache.to(device)
     for name, module in model.named_modules():
         if isinstance(module, LinearBase) and type(module.quant_method) is UnquantizedLinearMethod:
             module.quant_method = BatchInvariantLinearMethod(module.quant_method)
@@ -167,7 +170,7 @@ def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> Non
         elif type(module) is RMSNorm:
             vars(module)["forward"] = _Norm(module)
         elif isinstance(module, _ROTARY):
-            vars(module)["forward"] = rotation
+            vars(module)["forward"] = _Rotation(module, cache, head_size(hf))
         elif type(module) is SiluAndMul:
             vars(module)["forward"] = _silu_and_mul
         elif isinstance(module, Attention):
