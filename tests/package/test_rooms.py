@@ -1,6 +1,7 @@
 """The house: who may import whom, how large a file may be, what lies in the root. Read from the sources."""
 
 import ast
+import functools
 import graphlib
 import statistics
 import sys
@@ -45,10 +46,16 @@ def name_of(path: Path) -> str:
 NAMES = {name_of(path) for path in FILES} | {name_of(path).rpartition(".")[0] for path in FILES}
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Every module that a file imports, at its top or inside a function, type checks too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -79,10 +86,11 @@ def test_no_import_runs_up(path):
         assert target == room or FLOOR[target] < FLOOR[room], f"{name_of(path)} ({room}) imports {name} ({target})"
 
 
+@functools.cache
 def names_in(path: Path) -> set[str]:
     """All that a module's top level binds, inside ``if`` and ``try`` too."""
     found = set()
-    nodes = deque(ast.parse(path.read_text()).body)
+    nodes = deque(parsed(path).body)
     while nodes:
         node = nodes.popleft()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -103,7 +111,7 @@ def test_what_is_imported_is_there():
     missing = [
         f"{path}:{node.lineno} {node.module}.{alias.name}"
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ImportFrom) and (inner := (node.module or "").removeprefix("titan_rl.")) in files
         for alias in node.names
         if f"{inner}.{alias.name}" not in NAMES and alias.name not in names_in(files[inner])
@@ -126,7 +134,7 @@ def test_engines_start_without_torchtitan():
     """Its import takes two seconds: only a function may import what needs it."""
     needs_it = {"batch_invariance.py"}
     for path in sorted((PACKAGE / "generator").rglob("*.py")):
-        top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
+        top = [node for node in parsed(path).body if isinstance(node, ast.ImportFrom)]
         modules = {f"{node.module}.{alias.name}" for node in top for alias in node.names}
         found = [name for name in modules if "titan_rl.models" in name or "batch_invariance" in name]
         assert path.name in needs_it or not found, f"{path.name} imports {found}"
@@ -158,7 +166,7 @@ def modules_in(tree: ast.AST) -> dict[str, str]:
 
 def private_names(path: Path) -> set[str]:
     """Those of dependencies that a file imports, or reads from what it imports."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     modules = modules_in(tree)
     found = set(modules.values())
     for node in ast.walk(tree):
@@ -232,7 +240,7 @@ def test_functions_are_small():
     """Lines of their bodies, the docstring left out; the median over all of the house."""
     sizes = []
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 body = node.body[1:] if ast.get_docstring(node) is not None else node.body
                 sizes.append(body[-1].end_lineno - body[0].lineno + 1 if body else 0)
