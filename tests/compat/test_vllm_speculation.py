@@ -164,17 +164,28 @@ def step(scheduled: dict[str, int], drafts: dict[str, list[int]], limit: int) ->
 
 
 def test_what_became_of_drafts_is_counted():
-    """The drafts of a step were made at the end of the one before, by what was set then."""
-    scheduler = SimpleNamespace(dynamic_sd_lookup=[0, 3, 3, 3, 3], update_from_output=lambda step, output: "updated")
+    """The drafts of a step were made at the end of the one before, by what was set then. An answer ends at a 0."""
+
+    def update(step, output):
+        ended = [tokens[: tokens.index(0) + 1] if 0 in tokens else tokens for tokens in output.sampled_token_ids]
+        named = zip(output.req_ids, ended, strict=True)
+        outputs = [SimpleNamespace(request_id=name, new_token_ids=tokens) for name, tokens in named]
+        return {0: SimpleNamespace(outputs=outputs)}
+
+    scheduler = SimpleNamespace(dynamic_sd_lookup=[0, 3, 3, 3, 3], update_from_output=update)
     recorder = DraftRecorder(scheduler)
     prompts = step({"a": 5, "b": 1}, {}, 3)
     given = SimpleNamespace(req_ids=["a", "b"], sampled_token_ids=[[1], [2]])
-    assert scheduler.update_from_output(prompts, given) == "updated"
+    assert [each.request_id for each in scheduler.update_from_output(prompts, given)[0].outputs] == ["a", "b"]
     decode = step({"a": 4, "b": 1}, {"a": [7, 8, 9]}, 0)
     scheduler.update_from_output(decode, SimpleNamespace(req_ids=["b", "a"], sampled_token_ids=[[4], [7, 8, 1]]))
     read, decoded = recorder.take()
     assert (read.batch, read.limit, read.num_drafted, read.num_tokens, read.is_decode) == (2, 0, 0, 2, False)
     assert (decoded.limit, decoded.num_drafted, decoded.num_accepted, decoded.num_tokens) == (3, 3, 2, 4)
     assert decoded.is_decode and recorder.take() == []
+    ends = SimpleNamespace(req_ids=["a", "b"], sampled_token_ids=[[7, 0, 9, 5], [4]])
+    scheduler.update_from_output(step({"a": 4, "b": 1}, {"a": [7, 0, 9]}, 0), ends)
+    [ended] = recorder.take()
+    assert (ended.num_drafted, ended.num_accepted, ended.num_tokens) == (3, 2, 3), "nothing behind its end"
     recorder.limit(range(2, 8), 0)
     assert scheduler.dynamic_sd_lookup == [0, 3, 0, 0, 0]

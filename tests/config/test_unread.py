@@ -84,6 +84,7 @@ OF_ROLLOUTS = {
     "task.rewards_by_source",
     *("algorithm.updates_per_batch", "algorithm.routing", "algorithm.train_truncated", "algorithm.overlong_buffer"),
     *("algorithm.overlong_penalty", "recovery.warm_spares", "placement.mode", "placement.generator"),
+    "debug.batch_invariant",
 }
 """What a run on data never reads."""
 KEPT = {"generator.gpu_memory_utilization"}
@@ -189,6 +190,7 @@ OF_SUITES = {
     "rollout.max_retries",
     "task.sandbox",
     "task.keep_special",
+    "debug.batch_invariant",
 }
 """What suites of a run on data read."""
 READ = {

@@ -210,7 +210,7 @@ def bytes_between_hosts(statistics: list[EngineStatistics]) -> dict[str, float]:
 
 
 def draft_metrics(statistics: list[EngineStatistics]) -> dict[str, float]:
-    """Tokens that were drafted in a step, and the share of them that was accepted: 0 where none was drafted."""
+    """Tokens that were drafted in a step, and the share of them that answers are made of: 0 where none was drafted."""
     drafted = sum(engine.num_drafted for engine in statistics)
     accepted = sum(engine.num_accepted for engine in statistics)
     return {"draft_tokens": drafted, "draft_acceptance_rate": accepted / max(drafted, 1)}

@@ -125,8 +125,9 @@ class DraftedStep:
     """Tokens that could have been drafted for each."""
     num_drafted: int
     num_accepted: int
+    """Drafted tokens that are part of an answer: not those behind its end."""
     num_tokens: int
-    """That all requests gained."""
+    """That all answers gained."""
     is_decode: bool
     """Whether no prompt was read in it."""
 
@@ -157,18 +158,22 @@ class DraftRecorder:
     ) -> dict[int, EngineCoreOutputs]:
         step, output = scheduler_output, model_runner_output
         drafts = step.scheduled_spec_decode_tokens
-        new = dict(zip(output.req_ids, map(len, output.sampled_token_ids), strict=False))
+        sampled = dict(zip(output.req_ids, map(len, output.sampled_token_ids), strict=False))
+        updates = self._update(step, output)
+        # vLLM cuts off what is behind an answer's end
+        kept = {each.request_id: len(each.new_token_ids) for update in updates.values() for each in update.outputs}
         self._steps.append(
             DraftedStep(
                 batch=len(step.num_scheduled_tokens),
                 limit=self._limit,
                 num_drafted=sum(map(len, drafts.values())),
-                num_accepted=sum(max(new.get(request, 0) - 1, 0) for request in drafts),
-                num_tokens=sum(new.values()),
+                # the last token of a check was not drafted
+                num_accepted=sum(min(kept.get(name, 0), max(sampled.get(name, 0) - 1, 0)) for name in drafts),
+                num_tokens=sum(kept.values()),
                 is_decode=all(
                     count == 1 + len(drafts.get(name, ())) for name, count in step.num_scheduled_tokens.items()
                 ),
             )
         )
         self._limit = step.num_spec_tokens_to_schedule  # for the drafts that this step ends with
-        return self._update(step, output)
+        return updates

@@ -108,7 +108,8 @@ def recorded_task(model: Path) -> str:
 
 def _its_model(run: Path) -> str:
     if (run / "model" / "config.json").is_file():
-        return f"give the model that the run wrote, {run / 'model'}"
+        others = [str(run / name) for name in ("drafter", "critic") if (run / name / "config.json").is_file()]
+        return " or ".join([f"give the model that the run wrote, {run / 'model'}", *others])
     return f"the run has written no model yet, which will be {run / 'model'}: let it end (--resume goes on with it)"
 
 

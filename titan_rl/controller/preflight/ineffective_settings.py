@@ -211,6 +211,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
         _sampled(),
         _unless(lambda run: run.config.algorithm.overlong_buffer, "algorithm.overlong_buffer = 0; set it, too"),
     ),
+    "debug.batch_invariant": (_HAS_GENERATORS,),
     "lora.alpha": (_HAS_ADAPTERS,),
     "lora.targets": (_HAS_ADAPTERS,),
     "lora.adapter": (_HAS_ADAPTERS,),

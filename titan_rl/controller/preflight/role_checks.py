@@ -277,9 +277,9 @@ def check_draft_model(
 def _check_draft_head(setting: str, path: Path, policy: PreTrainedConfig) -> None:
     """Errors: ConfigError for an EAGLE-3 head that the policy's hidden states are not for."""
     if policy.model_type not in POLICIES:
+        others = "'ngram'" if policy.model_type in VISION else "'ngram' or 'draft_model'"
         raise ConfigError(
-            f"{setting}: vLLM gives no hidden states of model type {policy.model_type!r} to a draft head; take 'ngram' "
-            f"or 'draft_model'"
+            f"{setting}: vLLM gives no hidden states of model type {policy.model_type!r} to a draft head; take {others}"
         )
     config = read_object(path / "config.json")
     for key in ("hidden_size", "target_hidden_size"):

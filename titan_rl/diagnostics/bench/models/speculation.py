@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from titan_rl.config.load import load_config
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.types import Request
 from titan_rl.diagnostics.bench.harness import row
@@ -30,6 +30,8 @@ _REPEATED, _TIMES = 12, 4
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     config = load_config(None, overrides)
+    if (method := config.generator.speculative.method) not in ("none", "ngram"):
+        raise ConfigError(f"generator.speculative.method = {method!r}: this bench measures 'ngram'; leave it out")
     ngram = replace(config.generator.speculative, method="ngram")
     modes = {
         "off": replace(config.generator, speculative=replace(ngram, method="none")),
