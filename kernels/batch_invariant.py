@@ -67,6 +67,7 @@ def batch_invariant_log_softmax(
     return _LogSoftmax.apply(logits_MN, temperature, implementation)
 
 
+@torch.no_grad()
 def batch_invariant_rms_norm(x_MN: torch.Tensor, weight_N: torch.Tensor, eps: float) -> torch.Tensor:
     """``x / sqrt(mean(x**2) + eps) * weight`` in x's dtype (arXiv 1910.07467, equation 4); without gradients.
 
@@ -77,6 +78,7 @@ def batch_invariant_rms_norm(x_MN: torch.Tensor, weight_N: torch.Tensor, eps: fl
     return (wide_MN * (1.0 / (mean_M1 + eps).sqrt()) * weight_N.float()).to(x_MN.dtype)
 
 
+@torch.no_grad()
 def batch_invariant_silu_and_mul(gate_MN: torch.Tensor, up_MN: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up`` in gate's dtype (arXiv 2002.05202, equation 6); without gradients. Numerics: fp32, rounded
     once."""
@@ -86,6 +88,7 @@ def batch_invariant_silu_and_mul(gate_MN: torch.Tensor, up_MN: torch.Tensor) -> 
     return (wide_MN * sigmoid_MN * up_MN.float()).to(gate_MN.dtype)
 
 
+@torch.no_grad()
 def batch_invariant_attention(
     q_TNH: torch.Tensor,
     k_PSGH: torch.Tensor,

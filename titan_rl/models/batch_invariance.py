@@ -8,7 +8,7 @@ in whose place these are, which differ in rounding alone.
 Dimensions: D features, V words of the vocabulary, S chosen positions, T tokens of a row, N heads, H head size.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -119,16 +119,15 @@ class BatchInvariantAttention(PackedAttention):
     ) -> torch.Tensor:
         assert isinstance(plan, BlockPlan), "the form of attention of layers of a kind of their own"
         computed_TNH = super()._attention(q_TNH, k_TNH, v_TNH, plan, heads, scale=scale, enable_gqa=enable_gqa)
-        with torch.no_grad():
-            value_TNH = batch_invariant_attention(
-                q_TNH,
-                k_TNH[:, None],  # pages of one token
-                v_TNH[:, None],
-                *plan.once(("sequences",), lambda: _sequences(plan, q_TNH.device)),
-                max_queries=max(segment.length for segment in plan.segments),
-                scale=scale or q_TNH.shape[-1] ** -0.5,
-                implementation=implementation_on(q_TNH.device),
-            )
+        value_TNH = batch_invariant_attention(
+            q_TNH,
+            k_TNH[:, None],  # pages of one token
+            v_TNH[:, None],
+            *plan.once(("sequences",), lambda: _sequences(plan, q_TNH.device)),
+            max_queries=max(segment.length for segment in plan.segments),
+            scale=scale or q_TNH.shape[-1] ** -0.5,
+            implementation=implementation_on(q_TNH.device),
+        )
         return with_value(computed_TNH, value_TNH)
 
 
@@ -201,53 +200,34 @@ _INVARIANT = {
     PackedAttention.Config: BatchInvariantAttention.Config,
     Float32Head.Config: BatchInvariantHead.Config,
 }
-_UNCHANGED = (Embedding.Config, GQAttention.Config, LeanQKVLinear.Config)
 _BLOCKS = (Llama3TransformerBlock.Config, Qwen3TransformerBlock.Config)
+_KNOWN = {*_INVARIANT, *_BLOCKS, Embedding.Config, GQAttention.Config, LeanQKVLinear.Config}
 
 
 def why_not_invariant(config: Decoder.Config) -> str:
     """What a model has that no batch-invariant layer computes; empty if there is nothing."""
     for block in config.layers:
         if type(block) not in _BLOCKS:
-            return type(block).__qualname__.removesuffix(".Config")
-        if isinstance(block.attention, GQAttention.Config) and _window(block.attention) is not None:
-            return "sliding windows"
-    found = {type(part) for part in _modules(config) if type(part) not in (*_INVARIANT, *_UNCHANGED, *_BLOCKS)}
-    return ", ".join(sorted(kind.__qualname__.removesuffix(".Config") for kind in found))
+            return _name(type(block))
+    parts = [part for _, part, parent, _ in config.traverse(Module.Config, recurse=True) if parent is not None]
+    if any(isinstance(part, PackedAttention.Config) and part.window is not None for part in parts):
+        return "sliding windows"
+    return ", ".join(sorted({_name(type(part)) for part in parts if type(part) not in _KNOWN}))
 
 
 def convert_to_batch_invariant(config: Decoder.Config) -> None:
     """Have a model's layers built batch-invariant, if all of them have such a form; else none of them."""
-    if not why_not_invariant(config):
-        _convert(config)
-
-
-def _window(attention: GQAttention.Config) -> int | None:
-    return getattr(attention.inner_attention, "window", None)
-
-
-def _parts(config: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Parent, key and config of each module in a module's config."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, list):
-            yield from ((value, number, each) for number, each in enumerate(value) if isinstance(each, Module.Config))
-        elif isinstance(value, Module.Config):
-            yield config, field.name, value
-
-
-def _modules(config: Any) -> Iterator[Any]:
-    for _, _, part in _parts(config):
-        yield part
-        yield from _modules(part)
-
-
-def _convert(config: Any) -> None:
-    for parent, key, part in list(_parts(config)):
+    if why_not_invariant(config):
+        return
+    # the innermost first: a config that is replaced takes what it holds along
+    for _, part, parent, key in reversed(list(config.traverse(Module.Config, recurse=True))):
         if new := _INVARIANT.get(type(part)):
-            part = new(**{field.name: getattr(part, field.name) for field in fields(part)})
-            if isinstance(parent, list):
-                parent[key] = part
+            converted = new(**{field.name: getattr(part, field.name) for field in fields(part)})
+            if isinstance(parent, list) and isinstance(key, int):
+                parent[key] = converted
             else:
-                setattr(parent, key, part)
-        _convert(part)
+                setattr(parent, str(key), converted)
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__.removesuffix(".Config")
