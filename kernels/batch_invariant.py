@@ -2,9 +2,9 @@
 
 Libraries choose another kernel, another split of the sum, for another number of rows; so a token's log-probability
 differs between a generator's batch and a trainer's though both compute the same. Here the order of every addition is
-fixed by what is computed alone: rows may come in any number, order and company. Elementwise functions are made of
-operations that IEEE 754 rounds in one way, since a library's own differ in a vector's remainder. Gradients need no such
-thing and are torch's.
+fixed by what is computed alone: rows may come in any number, order and company. Norms, SwiGLU and the reference's
+attention are made of operations that IEEE 754 rounds in one way, since a library's exponentials differ in a vector's
+remainder. Gradients need no such thing and are torch's.
 
 Dimensions: M rows of the batch, K summed over, N columns (of a weight, as torch's linear layers keep it: [N, K]);
 of attention T tokens, D sequences, N heads, G heads of keys, H head size, P pages of S tokens.
@@ -74,7 +74,7 @@ def batch_invariant_rms_norm(x_MN: torch.Tensor, weight_N: torch.Tensor, eps: fl
     Numerics: fp32, rounded once; a row is added up by halves.
     """
     wide_MN = x_MN.float()
-    mean_M1 = _sum_by_halves(wide_MN * wide_MN) / wide_MN.shape[-1]
+    mean_M1 = _pairwise_sum(wide_MN * wide_MN) / wide_MN.shape[-1]
     return (wide_MN * (1.0 / (mean_M1 + eps).sqrt()) * weight_N.float()).to(x_MN.dtype)
 
 
@@ -170,8 +170,9 @@ def _reference_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.T
     if num_columns == 1:  # a library has another form for one column, which shares its rows among threads
         weight_NK = torch.cat([weight_NK, weight_NK])
     # memory of our own: the library may look at how its operands are aligned
-    weights_NK = [part_NK.to(dtype, memory_format=torch.contiguous_format) for part_NK in weight_NK.split(_DEPTH, 1)]
-    blocks_BK = [rows_MK.new_zeros(_ROWS, len(part_NK.T), dtype=dtype) for part_NK in weights_NK]
+    own: dict[str, Any] = dict(copy=True, memory_format=torch.contiguous_format)
+    weights_NK = [part_NK.to(dtype, **own) for part_NK in weight_NK.split(_DEPTH, 1)]
+    blocks_BK = [rows_MK.new_zeros(_ROWS, part_NK.shape[1], dtype=dtype) for part_NK in weights_NK]
     out_MN = rows_MK.new_empty(len(rows_MK), num_columns)
     for start in range(0, len(rows_MK), _ROWS):
         part_MK = rows_MK[start : start + _ROWS]
@@ -186,7 +187,7 @@ def _reference_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.T
     return out_MN
 
 
-def _sum_by_halves(x_MN: torch.Tensor) -> torch.Tensor:
+def _pairwise_sum(x_MN: torch.Tensor) -> torch.Tensor:
     """Sums of rows [M, 1]: the second half is added to the first one, until one number is left."""
     width = 1 << (x_MN.shape[-1] - 1).bit_length()
     x_MN = torch.nn.functional.pad(x_MN, (0, width - x_MN.shape[-1]))
@@ -276,7 +277,7 @@ def _attend_tiles(
         weight_BRQC = _exp(score_BRQC - new_BRQ1).masked_fill_(unseen_B1QC, 0.0)
         kept_BRQ1 = _exp(largest_BRQ1[part] - new_BRQ1)
         largest_BRQ1[part] = new_BRQ1
-        sum_BRQ1[part] = sum_BRQ1[part] * kept_BRQ1 + _sum_by_halves(weight_BRQC)
+        sum_BRQ1[part] = sum_BRQ1[part] * kept_BRQ1 + _pairwise_sum(weight_BRQC)
         filled_BRC = torch.nn.functional.pad(weight_BRQC, (0, 0, 0, _QUERIES - width)).flatten(1, 2)
         value_BRQH = torch.bmm(filled_BRC, v_BCH).unflatten(1, (share, _QUERIES))[:, :, :width]
         out_BRQH[part] = out_BRQH[part] * kept_BRQ1 + value_BRQH
@@ -303,7 +304,8 @@ def _triton_log_softmax(logits_MN: torch.Tensor, temperature: float) -> torch.Te
     logits_MN = logits_MN.contiguous()
     out_MN = torch.empty(logits_MN.shape, dtype=torch.float32, device=logits_MN.device)
     if out_MN.numel():
-        settings: dict[str, Any] = dict(BLOCK=_LANES, num_warps=8)
+        # fused, the quotient by a temperature would be subtracted from before it is rounded: an engine stores it
+        settings: dict[str, Any] = dict(BLOCK=_LANES, num_warps=8, enable_fp_fusion=False)
         _log_softmax_kernel[(len(logits_MN),)](logits_MN, out_MN, logits_MN.shape[1], float(temperature), **settings)
     return out_MN
 
@@ -335,6 +337,7 @@ def _triton_attention(
         BLOCK_H=max(16, triton.next_power_of_2(size)),
         num_warps=4,
         num_stages=2,
+        enable_fp_fusion=False,
     )
     return out_TNH
 
@@ -418,7 +421,7 @@ if TYPE_CHECKING or triton is not None:
             value_N = tl.load(logits + row + start + lanes_N, mask=inside_N, other=0.0).to(tl.float32)
             tl.store(out + row + start + lanes_N, value_N / temperature - log_total, mask=inside_N)
 
-    # one program for pages of every size and place: the trainer's are single tokens, an engine's are blocks of them
+    # one program for pages of every size: the trainer's are single tokens, an engine's are blocks of them
     @triton.jit(
         do_not_specialize=["page", "pages_stride", "page_stride", "token_stride", "group_stride", "feature_stride"]
     )

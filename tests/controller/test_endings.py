@@ -284,11 +284,13 @@ def test_a_stop_right_after_a_checkpoint_leaves_the_model_alone():
 
 def test_a_drafter_of_an_earlier_end_is_named_beside_a_new_model(tmp_path):
     run_dir = RunDir(tmp_path)
-    for number, folder in enumerate([tmp_path / "drafter", run_dir.model, tmp_path / "critic"]):
+    for folder in (tmp_path / "drafter", tmp_path / "critic"):
         folder.mkdir()
         (folder / "model.safetensors").touch()
-        os.utime(folder / "model.safetensors", (number, number))
-    assert run_dir.saved_earlier() == [tmp_path / "drafter"]
+        os.utime(folder / "model.safetensors", (1, 1))
+    begun = time.time()
+    (tmp_path / "critic" / "model.safetensors").write_bytes(b"it may be written before the model is")
+    assert run_dir.stale_exports(begun) == [tmp_path / "drafter"]
 
 
 def test_who_asks_to_stop_is_not_told_of_what_is_not_saved_yet():

@@ -26,6 +26,7 @@ from titan_rl.controller.preflight.engine_checks import (
     kernel_notices,
 )
 from titan_rl.controller.preflight.role_checks import check_draft_model
+from titan_rl.environments.rollout.decoding import PENALTIES
 from titan_rl.generator.engine_arguments import _on_gpu, engine_arguments
 from titan_rl.models.builtin.tiny import make_tiny, tiny_config
 from titan_rl.models.spec import read_hf_config
@@ -283,7 +284,10 @@ def test_rollouts_are_weighed_by_default_with_fp8_and_a_run_says_so():
         ({"generator": {"dtype": "bfloat16"}}, "set generator.dtype = 'float32'"),
         ({"generator": {"speculative": {"method": "ngram"}}}, "set generator.speculative.method = 'none'"),
         ({"lora": {"rank": 4}}, "set lora.rank = 0"),
-        ({"rollout": {"repetition_penalty": 1.1}}, "set rollout.repetition_penalty = 1.0"),
+        ({"generator": {"quantization": "fp8_per_block"}}, "set generator.quantization = 'none'"),
+        ({"float8": {"recipe_name": "rowwise"}}, "set float8.recipe_name = 'none'"),
+        ({"compile": {"enable": True}}, "set compile.enable = False"),
+        *(({"rollout": {key: 1.1}}, f"set rollout.{key} = ") for key in PENALTIES),
     ],
 )
 def test_what_would_not_have_equal_bits_is_refused(tmp_path, tables, said):

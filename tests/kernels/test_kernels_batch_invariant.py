@@ -174,21 +174,37 @@ def compare_attention(implementation, dtype, within) -> None:
         assert (out_TNH[rows].double() - exact_NQH.transpose(0, 1)).abs().max() < within
 
 
-def same_bits_of_attention(implementation, dtype) -> None:
-    """Decoded one by one, in a batch with other sequences, and in pages of one token as a trainer's row."""
+def same_bits_of_attention(dtype) -> None:
+    """Decoded one by one, in a batch with other sequences, and in pages of one token as a trainer's row.
+
+    Of the reference alone: the interpreter's product looks at a row's place in its tile.
+    """
     q_TNH, k_PSGH, v_PSGH, starts_D1, num_keys_D, pages_DP = inputs = paged(SEQUENCES, dtype)
-    out_TNH = attend(implementation, *inputs)
+    out_TNH = attend("reference", *inputs)
     for number, (queries, keys) in enumerate(SEQUENCES):
         first, alone = int(starts_D1[number]), torch.tensor([0, 1], dtype=torch.int32)
         for query in range(queries):
             place = first + query
             num_keys = torch.tensor([keys - queries + query + 1], dtype=torch.int32)
-            one = attend(implementation, q_TNH[place, None], k_PSGH, v_PSGH, alone, num_keys, pages_DP[number, None])
+            one = attend("reference", q_TNH[place, None], k_PSGH, v_PSGH, alone, num_keys, pages_DP[number, None])
             assert torch.equal(one[0], out_TNH[place]), (number, query)
         k_K1GH, v_K1GH = (x[pages_DP[number].long()].flatten(0, 1)[:keys, None].contiguous() for x in (k_PSGH, v_PSGH))
         row = q_TNH[first : first + queries], k_K1GH, v_K1GH, alone * queries, num_keys_D[number, None]
-        out = attend(implementation, *row, torch.arange(keys, dtype=torch.int32)[None])
+        out = attend("reference", *row, torch.arange(keys, dtype=torch.int32)[None])
         assert torch.equal(out, out_TNH[first : first + queries])
+
+
+def same_bits_in_company(implementation, dtype) -> None:
+    """Alone or with others before it, and wherever the pages lie; each query at the same place of its tile."""
+    q_TNH, k_PSGH, v_PSGH, starts_D1, num_keys_D, pages_DP = inputs = paged(SEQUENCES, dtype)
+    out_TNH = attend(implementation, *inputs)
+    order_P = torch.randperm(len(k_PSGH))
+    moved_DP = order_P.argsort()[pages_DP.long()].int()
+    for number, (queries, _) in enumerate(SEQUENCES):
+        rows = slice(int(starts_D1[number]), int(starts_D1[number + 1]))
+        of_one = torch.tensor([0, queries], dtype=torch.int32), num_keys_D[number, None], moved_DP[number, None]
+        one = attend(implementation, q_TNH[rows], k_PSGH[order_P], v_PSGH[order_P], *of_one)
+        assert torch.equal(one, out_TNH[rows]), number
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
@@ -203,7 +219,20 @@ def check_attention(dtype, within):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_query_is_the_same_in_every_batch(dtype):
-    same_bits_of_attention("reference", dtype)
+    same_bits_of_attention(dtype)
+    same_bits_in_company("reference", dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def check_a_query_is_the_same_in_company(dtype):
+    same_bits_in_company("triton", dtype)
+
+
+def test_a_part_of_a_merged_weight_is_multiplied_as_one_by_itself():
+    """Wherever it begins: 1,537 inputs leave no row but the first where a vector would like it."""
+    rows_MK, weight_NK = operands(64, 1537, 96, torch.float32)
+    part_NK = weight_NK[33:65]
+    assert torch.equal(batch_invariant_matmul(rows_MK, part_NK), batch_invariant_matmul(rows_MK, part_NK.clone()))
 
 
 def test_a_value_has_the_gradients_of_what_was_computed():

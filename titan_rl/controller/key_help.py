@@ -34,7 +34,7 @@ from titan_rl.environments.tasks.vision.shapes import ShapesOptions
 from titan_rl.trainer.titan_config import titan_keys
 
 _WIDTH = 110
-_OTHERWISE = {
+_OWN_HELP = {
     "debug.batch_invariant": "Trainer and engines compute log-probabilities to the same bits, for about twice a step's "
     "seconds; without tensor and context parallelism, adapters, FP8, drafts and penalties."
 }
@@ -102,7 +102,7 @@ def _section(section: str, cls: type, defaults: dict[str, Any], of: str = "") ->
     for key, default in keys.items():
         shown = default if default is _NEEDED else repr(default)
         yield f"  --{section}.{key}  ({shown if len(shown) < _WIDTH else shown[: _WIDTH // 2] + ' ...'})"
-        if line := _OTHERWISE.get(f"{section}.{key}", help_lines.get(key)):
+        if line := _OWN_HELP.get(f"{section}.{key}", help_lines.get(key)):
             yield _filled(line, "      ", "      ")
     for key, default in inner.items():
         yield from _section(f"{section}.{key}", type(default), {})

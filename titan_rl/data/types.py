@@ -420,7 +420,6 @@ class EngineStatistics:
     num_drafted: int = 0
     """Tokens that were drafted and checked."""
     num_accepted: int = 0
-    """Of them, those that are part of an answer."""
     """Of these, that became tokens of an answer."""
     num_steps: int = 0
     num_running: int = 0

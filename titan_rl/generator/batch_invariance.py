@@ -1,4 +1,4 @@
-"""vLLM's layers by the functions that the trainer's batch-invariant layers compute by (models/batch_invariance.py).
+"""Batch-invariant layers for vLLM, by the kernels of the trainer's (models/batch_invariance.py).
 
 vLLM has a batch-invariant mode of its own on GPUs. Its rows do not depend on their batch, but it is another
 arithmetic than the trainer's: equal bits on both sides need one. So its layers keep their weights, their KV cache and
@@ -21,7 +21,7 @@ from vllm.model_executor.layers.rotary_embedding.phi3_long_rope_scaled_rope impo
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
-from titan_rl.compat.vllm.layers import Projection, set_head_projection
+from titan_rl.compat.vllm.layers import set_head_projection
 from titan_rl.compat.vllm.sampling import set_logprobs
 from titan_rl.kernels.batch_invariant import (
     batch_invariant_attention,
@@ -29,7 +29,7 @@ from titan_rl.kernels.batch_invariant import (
     batch_invariant_rms_norm,
     batch_invariant_silu_and_mul,
 )
-from titan_rl.models.batch_invariance import BatchInvariantRoPE, implementation_on, linear
+from titan_rl.models.batch_invariance import POSITIONS_AT_ONCE, BatchInvariantRoPE, implementation_on, linear
 from titan_rl.models.layers.layer_configs import head_size
 from titan_rl.models.layers.rope import HuggingFaceRoPE, rope_config
 
@@ -55,15 +55,12 @@ class BatchInvariantLinearMethod(UnquantizedLinearMethod):
 
 
 def _project(lm_head: Any, hidden_states: torch.Tensor, embedding_bias: torch.Tensor | None) -> torch.Tensor:
-    return linear(hidden_states.float(), lm_head.weight.float(), embedding_bias)
-
-
-def _projection(processor: LogitsProcessor) -> Projection:
-    return _project
+    """Logits of the words that there are: vLLM fills the vocabulary up."""
+    return linear(hidden_states.float(), lm_head.weight[: lm_head.org_vocab_size].float(), embedding_bias)
 
 
 class _Norm:
-    """Stands where an RMSNorm's forward stood."""
+    """Replacement for ``RMSNorm.forward``."""
 
     def __init__(self, module: RMSNorm):
         self._module = module
@@ -78,8 +75,7 @@ class _Norm:
 
 
 class _Rotation:
-    """Stands where a rotary embedding's forward stood. The cache is a buffer of the module, which an engine that sleeps
-    keeps."""
+    """Replacement for a rotary embedding's ``forward``. The cache is a buffer of the module, which sleep keeps."""
 
     def __init__(self, module: torch.nn.Module, cache: torch.Tensor, head_size: int):
         module.register_buffer("batch_invariant_cache", cache, persistent=False)
@@ -102,7 +98,7 @@ def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Attention:
-    """Stands where an attention backend's functions stood. Keys and values of a token lie side by side in the cache,
+    """Replacement for an attention backend's functions. Keys and values of a token lie side by side in the cache,
     [blocks, heads, tokens of a block, 2 head size], on CPUs as for vLLM's Triton backend."""
 
     def __init__(self, layer: Attention):
@@ -116,11 +112,11 @@ class _Attention:
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        # a token that fills the batch up has a negative place: the first token is stored once more instead
-        token_T = torch.arange(len(slot_mapping), device=slot_mapping.device).where(slot_mapping >= 0, 0)
-        slot_T = slot_mapping[token_T].long()
-        place_T = slot_T // kv_cache.shape[2], slot_T % kv_cache.shape[2]
-        kv_cache[place_T[0], :, place_T[1]] = torch.cat([key[token_T], value[token_T]], dim=-1)
+        # a token that fills the batch up has a negative place: it goes to vLLM's null block, which nobody reads
+        slot_T = slot_mapping.long().clamp(min=0)
+        block_T, offset_T = slot_T // kv_cache.shape[2], slot_T % kv_cache.shape[2]
+        count = len(slot_T)
+        kv_cache[block_T, :, offset_T] = torch.cat([key[:count], value[:count]], dim=-1)
 
     def attend(
         self,
@@ -155,7 +151,7 @@ class _Attention:
 def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> None:
     """Replace the functions of a model's layers, before vLLM packs their weights.
 
-    Errors: RuntimeError for a layer that has no batch-invariant form here.
+    On a GPU also those of every sampler of this process. Errors: RuntimeError for a layer that has no such form here.
     """
     device = next(model.parameters()).device
     hf = vllm_config.model_config.hf_config
@@ -166,7 +162,7 @@ def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> Non
         if isinstance(module, LinearBase) and type(module.quant_method) is UnquantizedLinearMethod:
             module.quant_method = BatchInvariantLinearMethod(module.quant_method)
         elif isinstance(module, LogitsProcessor):
-            set_head_projection(module, _projection)
+            set_head_projection(module, lambda _: _project)
         elif type(module) is RMSNorm:
             vars(module)["forward"] = _Norm(module)
         elif isinstance(module, _ROTARY):
@@ -183,6 +179,7 @@ def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> Non
 
 
 def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities [N, K] of K tokens each."""
-    all_NV = batch_invariant_log_softmax(logits, implementation=implementation_on(logits.device))
-    return all_NV.gather(1, token_ids.long())
+    """Log-probabilities [N, K] of K tokens each, some rows at a time: vLLM does not hold the whole vocabulary's."""
+    parts = zip(logits.split(POSITIONS_AT_ONCE), token_ids.long().split(POSITIONS_AT_ONCE), strict=True)
+    by = implementation_on(logits.device)
+    return torch.cat([batch_invariant_log_softmax(part, implementation=by).gather(1, ids) for part, ids in parts])

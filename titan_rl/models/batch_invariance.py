@@ -10,7 +10,7 @@ Dimensions: D features, V words of the vocabulary, S chosen positions, T tokens 
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ from titan_rl.models.layers.decoder import Float32Head
 from titan_rl.models.layers.memory_saving import LeanFeedForward, LeanRMSNorm
 from titan_rl.models.layers.rope import HuggingFaceRoPE
 
-_POSITIONS_AT_ONCE = 256
+POSITIONS_AT_ONCE = 256
 """Of the head, so that a row's logits need not all be held."""
 
 
@@ -94,11 +94,12 @@ class BatchInvariantRoPE(HuggingFaceRoPE):
         config = self.config
         assert isinstance(config, HuggingFaceRoPE.Config)
         # in fp64: what a library does with a vector's remainder is then rounded away
-        frequencies = torch.tensor(config.inv_freq, dtype=torch.float32)  # a model in bf16 is built with that default
-        angles = torch.outer(torch.arange(config.max_seq_len).float(), frequencies).double()
+        # on the host on both sides, and in fp32 where a model in bf16 is built
+        frequencies = torch.tensor(config.inv_freq, dtype=torch.float32, device="cpu")
+        angles = torch.outer(torch.arange(config.max_seq_len, device="cpu").float(), frequencies).double()
         angles = torch.cat([angles, angles], dim=-1)
         cache = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        return cache.float() * config.attention_scaling
+        return (cache.float() * config.attention_scaling).to(torch.get_default_device())
 
 
 class BatchInvariantAttention(PackedAttention):
@@ -157,13 +158,14 @@ class BatchInvariantHead(Float32Head):
         *,
         target_S: torch.Tensor | None = None,
         temperature: float = 1.0,
-        implementation: Literal["reference", "triton"] = "reference",
+        implementation: Implementation = "reference",
         expected_grad: Callable[[torch.Tensor, slice], torch.Tensor] | None = None,
         mask: SamplingMask | None = None,
         **statistics: Any,
     ) -> torch.Tensor:
         if target_S is None:
             return linear(input.float(), self.weight.float(), None)
+        assert statistics.get("penalties") is None, "penalized logits have no batch-invariant form"
         # no gradient is computed ahead: it would be of another value than the one that is returned
         rows_KS = super().forward(
             input, target_S=target_S, temperature=temperature, implementation=implementation, mask=mask, **statistics
@@ -179,8 +181,8 @@ class BatchInvariantHead(Float32Head):
         bits_SB = None if mask is None else torch.from_numpy(mask.bits()).to(target_S.device)
         word_V = torch.arange(len(weight_VD), device=target_S.device)
         logprob_S = torch.empty(len(target_S), device=target_S.device)
-        for start in range(0, len(target_S), _POSITIONS_AT_ONCE):
-            part = slice(start, start + _POSITIONS_AT_ONCE)
+        for start in range(0, len(target_S), POSITIONS_AT_ONCE):
+            part = slice(start, start + POSITIONS_AT_ONCE)
             logits_SV = linear(input_SD[part].float(), weight_VD, None)
             if bits_SB is not None:
                 is_left_SV = bits_SB[part][:, word_V >> 3] >> (word_V & 7).to(torch.uint8) & 1

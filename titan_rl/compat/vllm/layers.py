@@ -36,8 +36,8 @@ def head_projection(processor: LogitsProcessor) -> Projection:
     return processor._apply_head
 
 
-def has_own_projection(processor: LogitsProcessor, kind: type) -> bool:
-    """Whether a processor projects by vLLM's own, or by one of a kind that may be set anew."""
+def can_replace_projection(processor: LogitsProcessor, kind: type) -> bool:
+    """Whether a processor's projection is vLLM's own or of ``kind``."""
     return isinstance(vars(processor).get("_apply_head"), kind | None)
 
 

@@ -4,6 +4,7 @@ A stop ends at once what waits for samples; what changes the weights ends first.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -173,7 +174,8 @@ class Shutdown:
 
         run_dir = self.run_dir
         folders = HostPath(run_dir.model), HostPath(run_dir.adapter), HostPath(run_dir.root)
+        begun = time.time()
         await self.trainer.call(TrainerEndpoints.save_hf(*folders, *self.export))
-        for folder in run_dir.saved_earlier():
+        for folder in run_dir.stale_exports(begun):
             self.log(f"{folder} is of an earlier end of this run, which has none any more: it is older than the model")
         self.progress.model_step = self.progress.step

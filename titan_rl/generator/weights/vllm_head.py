@@ -12,7 +12,7 @@ import torch
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.platforms import current_platform
 
-from titan_rl.compat.vllm.layers import has_own_projection, head_projection, set_head_projection
+from titan_rl.compat.vllm.layers import can_replace_projection, head_projection, set_head_projection
 from titan_rl.generator.weights.vllm_linear import packed_product
 from titan_rl.kernels.linear_logprob import exact_bf16_products, multiplies_wide
 
@@ -49,7 +49,7 @@ class _WideHead:
 def widen_head_once(model: torch.nn.Module) -> None:
     """Cache the head in fp32 at the next step. To be called again before the weights change.
 
-    A projection that is another's stays."""
+    A batch-invariant projection stays as it is."""
     for module in model.modules() if current_platform.is_cpu() else ():
-        if isinstance(module, LogitsProcessor) and has_own_projection(module, _WideHead):
+        if isinstance(module, LogitsProcessor) and can_replace_projection(module, _WideHead):
             set_head_projection(module, _WideHead)

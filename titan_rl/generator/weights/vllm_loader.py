@@ -31,16 +31,16 @@ _SCALES = ("weight_scale", "weight_scale_inv")
 
 class DirectoryLoader(FileLoader):
     _emulated: Scheme | None = None
-    _is_invariant = False
+    _invariant_config: VllmConfig | None = None
+    """Where layers are to be batch-invariant."""
 
     def files_of(self, directory: str) -> tuple[list[str], str]:
         return [str(file) for file in weight_files(directory)], SAFE_WEIGHTS_INDEX_NAME
 
     def load_model(self, vllm_config: VllmConfig, *arguments: Any, **keywords: Any) -> nn.Module:
-        self._vllm_config = vllm_config
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         assert isinstance(vllm_config.additional_config, dict), "it is what engine_arguments sets"
-        self._is_invariant = vllm_config.additional_config.get(BATCH_INVARIANT, False)
+        self._invariant_config = vllm_config if vllm_config.additional_config.get(BATCH_INVARIANT) else None
         is_draft = vllm_config.model_config.runner_type == "draft"  # which vLLM quantizes on no GPU, either
         self._emulated = None if is_draft else vllm_config.additional_config.get(EMULATED)
         return super().load_model(vllm_config, *arguments, **keywords)
@@ -49,14 +49,14 @@ class DirectoryLoader(FileLoader):
         """Load the checkpoint's tensors; vLLM packs them afterwards."""
         super().load_weights(model, model_config)
         round_parameters(model, model_config.dtype)
-        if self._is_invariant:
+        if self._invariant_config is not None:
             from titan_rl.generator.batch_invariance import make_batch_invariant  # which brings TorchTitan along
 
-            make_batch_invariant(model, self._vllm_config)
-            return
-        if self._emulated is not None:
-            quantize_linears(model, self._emulated)
-        widen_linears(model, self._max_num_seqs)
+            make_batch_invariant(model, self._invariant_config)
+        else:
+            if self._emulated is not None:
+                quantize_linears(model, self._emulated)
+            widen_linears(model, self._max_num_seqs)
 
 
 @torch.no_grad()

@@ -103,11 +103,12 @@ class RunDir:
             self.config.replace(archived)
         replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
 
-    def saved_earlier(self) -> list[Path]:
-        """Models of other roles, and an adapter, that are older than ``model``: of an earlier end of the run."""
+    def stale_exports(self, since: float) -> list[Path]:
+        """Models of other roles, and an adapter, that have not been written again since then, in Unix time.
+
+        A file system's clock may be another one: a minute is allowed for it."""
         beside = [self.root / name for name in ("adapter", "critic", "implicit_reward", "drafter")]
-        written = [file.stat().st_mtime_ns for file in self.model.glob("*")]
-        return [each for each in beside if each.is_dir() and written and _newest(each) < min(written)]
+        return [each for each in beside if each.is_dir() and _newest(each) < since - 60]
 
     def config_of(self, step: int) -> Path:
         """The configuration that a step was trained under, which a resumed run may have changed after it."""
@@ -249,5 +250,5 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def _newest(folder: Path) -> int:
-    return max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
+def _newest(folder: Path) -> float:
+    return max((file.stat().st_mtime for file in folder.iterdir()), default=0.0)

@@ -68,6 +68,6 @@ def compare(tokens: pd.DataFrame, allowed: Limits, whose: str) -> str:
             f"trainer and generator disagree about {whose}",
             f"{stats} (at most {allowed.mean:g}), the generator's log-probabilities are {lean:+.4f} higher on average; "
             f"most at token {int(row.place)} of {row.prompt_id} sample {int(row['sample'])} (id {int(row.token)}): "
-            f"generator {row.generator:.4f}, trainer {row.trainer:.4f}",
+            f"generator {row.generator:.9g}, trainer {row.trainer:.9g}",
         )
     return stats
