@@ -13,7 +13,7 @@ of attention T tokens, D sequences, N heads, G heads of keys, H head size, P pag
 import math
 import os
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -35,6 +35,19 @@ _MAX_SCORES = 2**22
 """Held at once: 16 MiB in fp32."""
 _LOWEST = -3.0e38
 """Finite, so that what has met no key yet does not take -inf from -inf."""
+
+
+class PagedSequences(NamedTuple):
+    """Sequences of a batch whose keys lie in pages, int32; a sequence's queries are the last of its tokens."""
+
+    query_starts_D1: torch.Tensor
+    """Cumulative numbers of queries, from 0 on."""
+    num_keys_D: torch.Tensor
+    """Tokens of each sequence."""
+    pages_DP: torch.Tensor
+    """Pages of each sequence's keys, in order (block table)."""
+    max_queries: int
+    """Of a sequence, at most."""
 
 
 def batch_invariant_matmul(
@@ -93,23 +106,18 @@ def batch_invariant_attention(
     q_TNH: torch.Tensor,
     k_PSGH: torch.Tensor,
     v_PSGH: torch.Tensor,
-    query_starts_D1: torch.Tensor,
-    num_keys_D: torch.Tensor,
-    pages_DP: torch.Tensor,
+    sequences: PagedSequences,
     *,
-    max_queries: int,
     scale: float,
     implementation: Implementation = "reference",
 ) -> torch.Tensor:
     """Causal attention of sequences over pages of keys [T, N, H] (arXiv 1706.03762, equation 1); without gradients.
 
-    A sequence's queries are the last of its tokens: ``query_starts_D1`` says where they begin in the batch, the last
-    number where they end, ``num_keys_D`` how many tokens it has, ``pages_DP`` where its keys lie (int32, all three).
-    ``max_queries``: of a sequence. Numerics: fp32, rounded once; keys are met in blocks, counted from the first one,
-    and a block that a query does not see changes nothing (online softmax, arXiv 2205.14135, algorithm 1).
+    Numerics: fp32, rounded once; keys are met in blocks, counted from the first one, and a block that a query does not
+    see changes nothing (online softmax, arXiv 2205.14135, algorithm 1).
     """
     attention = _triton_attention if implementation == "triton" else _reference_attention
-    return attention(q_TNH, k_PSGH, v_PSGH, query_starts_D1, num_keys_D, pages_DP, max_queries, scale)
+    return attention(q_TNH, k_PSGH, v_PSGH, sequences, scale)
 
 
 def with_value(computed: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -216,10 +224,7 @@ def _reference_attention(
     q_TNH: torch.Tensor,
     k_PSGH: torch.Tensor,
     v_PSGH: torch.Tensor,
-    query_starts_D1: torch.Tensor,
-    num_keys_D: torch.Tensor,
-    pages_DP: torch.Tensor,
-    max_queries: int,
+    sequences: PagedSequences,
     scale: float,
 ) -> torch.Tensor:
     """Tiles of queries of all sequences together. Dimensions: B tiles, Q queries of one, R = N / G * Q rows of a
@@ -227,7 +232,7 @@ def _reference_attention(
     tiles = [
         (sequence, first, min(_QUERIES, end - first), num_keys - end + first)
         for sequence, ((start, end), num_keys) in enumerate(
-            zip(pairwise(query_starts_D1.tolist()), num_keys_D.tolist(), strict=True)
+            zip(pairwise(sequences.query_starts_D1.tolist()), sequences.num_keys_D.tolist(), strict=True)
         )
         for first in range(start, end, _QUERIES)
     ]
@@ -235,7 +240,7 @@ def _reference_attention(
     out_TNH = torch.empty_like(q_TNH)
     at_once = max(1, _MAX_SCORES // (q_TNH.shape[1] * _QUERIES * _KEYS))
     for start in range(0, len(tiles), at_once):
-        _attend_tiles(tiles[start : start + at_once], q_TNH, k_PSGH, v_PSGH, pages_DP, scale, out_TNH)
+        _attend_tiles(tiles[start : start + at_once], q_TNH, k_PSGH, v_PSGH, sequences.pages_DP, scale, out_TNH)
     return out_TNH
 
 
@@ -314,14 +319,12 @@ def _triton_attention(
     q_TNH: torch.Tensor,
     k_PSGH: torch.Tensor,
     v_PSGH: torch.Tensor,
-    query_starts_D1: torch.Tensor,
-    num_keys_D: torch.Tensor,
-    pages_DP: torch.Tensor,
-    max_queries: int,
+    sequences: PagedSequences,
     scale: float,
 ) -> torch.Tensor:
     q_TNH, out_TNH = q_TNH.contiguous(), torch.empty_like(q_TNH, memory_format=torch.contiguous_format)
     (_, heads, size), (_, page, groups, _) = q_TNH.shape, k_PSGH.shape
+    query_starts_D1, num_keys_D, pages_DP, max_queries = sequences
     assert k_PSGH.stride() == v_PSGH.stride() and v_PSGH.shape[-1] == size and pages_DP.stride(1) == 1
     grid = (len(num_keys_D), triton.cdiv(max_queries, _QUERIES), heads)
     inputs = q_TNH, k_PSGH, v_PSGH, out_TNH, query_starts_D1, num_keys_D, pages_DP, pages_DP.stride(0), page

@@ -7,6 +7,7 @@ import torch
 from kernel_checks import poison, run_interpreted
 
 from titan_rl.kernels.batch_invariant import (
+    PagedSequences,
     batch_invariant_attention,
     batch_invariant_log_softmax,
     batch_invariant_matmul,
@@ -151,8 +152,9 @@ def paged(sequences, dtype):
     return q_TNH, *cache_PSGH.split(SIZE, -1), starts_D1, num_keys_D, pages_DP
 
 
-def attend(implementation, *inputs):
-    return batch_invariant_attention(*inputs, max_queries=40, scale=SIZE**-0.5, implementation=implementation)
+def attend(implementation, q_TNH, k_PSGH, v_PSGH, *sequences):
+    placed = PagedSequences(*sequences, max_queries=40)
+    return batch_invariant_attention(q_TNH, k_PSGH, v_PSGH, placed, scale=SIZE**-0.5, implementation=implementation)
 
 
 def compare_attention(implementation, dtype, within) -> None:

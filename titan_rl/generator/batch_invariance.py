@@ -24,6 +24,7 @@ from vllm.platforms import current_platform
 from titan_rl.compat.vllm.layers import set_head_projection
 from titan_rl.compat.vllm.sampling import set_logprobs
 from titan_rl.kernels.batch_invariant import (
+    PagedSequences,
     batch_invariant_attention,
     batch_invariant_log_softmax,
     batch_invariant_rms_norm,
@@ -138,10 +139,12 @@ class _Attention:
             query[:count],
             k_PSGH,
             v_PSGH,
-            attn_metadata.query_start_loc,
-            attn_metadata.seq_lens,
-            attn_metadata.block_table,
-            max_queries=attn_metadata.max_query_len,
+            PagedSequences(
+                attn_metadata.query_start_loc,
+                attn_metadata.seq_lens,
+                attn_metadata.block_table,
+                attn_metadata.max_query_len,
+            ),
             scale=self._scale,
             implementation=implementation_on(query.device),
         )

@@ -25,6 +25,7 @@ from torchtitan.protocols.module import Module
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.kernels.batch_invariant import (
     Implementation,
+    PagedSequences,
     batch_invariant_attention,
     batch_invariant_log_softmax,
     batch_invariant_matmul,
@@ -124,16 +125,15 @@ class BatchInvariantAttention(PackedAttention):
             q_TNH,
             k_TNH[:, None],  # pages of one token
             v_TNH[:, None],
-            *plan.once(("sequences",), lambda: _sequences(plan, q_TNH.device)),
-            max_queries=max(segment.length for segment in plan.segments),
+            plan.once(("sequences",), lambda: _sequences(plan, q_TNH.device)),
             scale=scale or q_TNH.shape[-1] ** -0.5,
             implementation=implementation_on(q_TNH.device),
         )
         return with_value(computed_TNH, value_TNH)
 
 
-def _sequences(plan: BlockPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where the queries of a row's segments begin, how many keys each has, and which tokens these are."""
+def _sequences(plan: BlockPlan, device: torch.device) -> PagedSequences:
+    """A row's segments; a page is a token."""
     segments = sorted(plan.segments, key=lambda segment: segment.start)
     starts = [segment.start for segment in segments] + [segments[-1].start + segments[-1].length]
     keys = [
@@ -142,7 +142,7 @@ def _sequences(plan: BlockPlan, device: torch.device) -> tuple[torch.Tensor, tor
     ]
     numbers = torch.tensor(starts), torch.tensor([len(each) for each in keys]), pad_sequence(keys, batch_first=True)
     starts_D1, num_keys_D, pages_DP = (each.int().to(device) for each in numbers)
-    return starts_D1, num_keys_D, pages_DP
+    return PagedSequences(starts_D1, num_keys_D, pages_DP, max(segment.length for segment in segments))
 
 
 class BatchInvariantHead(Float32Head):

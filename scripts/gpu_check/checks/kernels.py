@@ -8,6 +8,7 @@ import torch
 from gpu_check.bench import relative_error
 from gpu_check.fixtures import Fixtures
 from titan_rl.kernels.batch_invariant import (
+    PagedSequences,
     batch_invariant_attention,
     batch_invariant_log_softmax,
     batch_invariant_matmul,
@@ -154,8 +155,9 @@ def _attention(fixtures: Fixtures) -> tuple[bool, float]:
         starts_D1, num_keys_D = (
             torch.tensor(numbers, device=fixtures.device, dtype=torch.int32) for numbers in ([0, end - first], [end])
         )
-        queries = {"max_queries": end - first, "scale": size**-0.5, "implementation": "triton"}
-        return batch_invariant_attention(q_TNH[first:end], keys, values, starts_D1, num_keys_D, pages, **queries)
+        sequences = PagedSequences(starts_D1, num_keys_D, pages, end - first)
+        how = {"scale": size**-0.5, "implementation": "triton"}
+        return batch_invariant_attention(q_TNH[first:end], keys, values, sequences, **how)
 
     row_TNH = attend(0, length, k_TGH[:, None], v_TGH[:, None], token_T[None].int())
     places = (0, 1, length // 2, length - 1)

@@ -5,36 +5,22 @@ import pytest
 import torch
 from batches import batch_of
 from family_models import make
-from parity import learner_of
+from parity import learner_of, row_logits
 
-from titan_rl.data.types import Row
 from titan_rl.models.batch_invariance import why_not_invariant
 from titan_rl.models.builtin.tiny import make_tiny
-from titan_rl.models.layers.attention import plan_attention
 from titan_rl.models.spec import model_config, read_hf_config
 from titan_rl.trainer.step.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-@torch.no_grad()
-def logprobs(learner: Learner, row: Row) -> torch.Tensor:
-    return learner.model_parts[0](
-        torch.from_numpy(row.tokens_T)[None],
-        positions=torch.from_numpy(row.positions_T)[None],
-        attention_masks=plan_attention(row.segments, len(row.tokens_T), torch.device("cpu")),
-        logit_index_S=torch.from_numpy(row.source_S),
-        target_S=torch.from_numpy(row.target_S),
-        temperature=0.7,
-        mask=row.mask,
-    )[0]
-
-
 def by_sample(learner: Learner, **packing) -> dict[tuple[float, ...], np.ndarray]:
     """Log-probabilities of each sample of a batch, by its advantage and what it sampled."""
     found = {}
     for row in batch_of(3, **packing).rows[0]:
-        logprob_S = logprobs(learner, row).numpy()
+        head = {"target_S": torch.from_numpy(row.target_S), "temperature": 0.7, "mask": row.mask}
+        logprob_S = row_logits(learner, row, **head)[0].numpy()
         for name in set(row.advantage_S.tolist()):
             chosen = row.advantage_S == name
             found[name, *row.target_S[chosen].tolist()] = logprob_S[chosen]

@@ -25,13 +25,14 @@ def reference_logits(reference, tokens: np.ndarray) -> torch.Tensor:
 
 
 @torch.no_grad()
-def row_logits(learner: Learner, row: Row) -> torch.Tensor:
-    """Logits at the row's source positions."""
+def row_logits(learner: Learner, row: Row, **statistics) -> torch.Tensor:
+    """Logits at the row's source positions, or what the head says of them (``statistics``: its arguments)."""
     return learner.model_parts[0](
         torch.from_numpy(row.tokens_T)[None],
         positions=torch.from_numpy(row.positions_T)[None],
         attention_masks=plan_attention(row.segments, len(row.tokens_T), torch.device("cpu")),
         logit_index_S=torch.from_numpy(row.source_S),
+        **statistics,
     )
 
 
