@@ -100,6 +100,11 @@ class Generator(Actor):
         await asyncio.wrap_future(self.engine.sleep())
 
     @concurrent_endpoint
+    async def seconds_awake(self) -> float:
+        """Since it last slept; 0 while it sleeps. Any rank."""
+        return self.engine.seconds_awake
+
+    @concurrent_endpoint
     async def account(self) -> tuple[int, int, int]:
         """Version in use, bytes to fetch of one, and bytes that this rank stores."""
         return self.engine.version, sum(read.nbytes for read in self.reader.plan.reads), self.engine.bytes_stored

@@ -53,6 +53,7 @@ KV = cache_bytes(tiny_config(), num_positions(tiny_config()), "float32", 1) / 2*
 LIMITS = [
     # key, at its limits, beyond them
     ("rollout.temperature", [0.01, 2, 2.0], [0.0, 0.009, 2.001, 2.5, 100, -1, "inf", "nan"]),
+    ("placement.helper_generators", [0, 1, 8], [-1]),
     ("rollout.top_p", [1e-9, 1], [0, 1.001, "nan"]),
     ("rollout.top_k", [0, 1, 98], [-1]),
     ("rollout.min_p", [0, 1], [-0.1, 1.1, "nan"]),

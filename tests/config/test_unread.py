@@ -84,6 +84,7 @@ OF_ROLLOUTS = {
     "task.rewards_by_source",
     *("algorithm.updates_per_batch", "algorithm.routing", "algorithm.train_truncated", "algorithm.overlong_buffer"),
     *("algorithm.overlong_penalty", "recovery.warm_spares", "placement.mode", "placement.generator"),
+    "placement.helper_generators",
     "debug.batch_invariant",
 }
 """What a run on data never reads."""

@@ -31,6 +31,10 @@ COLOCATED = dict(placement__mode="colocated")
         ({"rollout": {"max_staleness": 1}}, "set it to 0"),
         ({"recovery": {"warm_spares": 1}}, "recovery.warm_spares = 0"),
         ({"data": {"file": "task"}, "algorithm": {"name": "sft"}}, "leave it out"),
+        ({"placement": {"mode": "colocated", "helper_generators": 1}}, "leave one of both out"),
+        ({"placement": {"helper_generators": 1}}, "set that above 0"),
+        ({"placement": {"helper_generators": 2}, "rollout": {"max_staleness": 1}}, "which has 1: lower it"),
+        ({"placement": {"helper_generators": 1}, "generator": {"update": "drain"}}, "take 'in_flight'"),
     ],
 )
 def test_a_run_that_cannot_take_turns_is_refused(tables, mend):
@@ -141,6 +145,16 @@ def test_it_learns_what_it_learns_side_by_side_to_the_last_bit(finished_run, tmp
     assert any(loss for _, loss, *_ in of_both[0]), "something was learnt"
 
 
+HELPED = dict(rollout__max_staleness=1, generator__max_num_seqs=4, placement__helper_generators=1)
+FAULTS_OF_HELPERS = [
+    ("generator 1", "kill at sleep"),
+    ("generator 1", "kill at wake"),
+    ("generator 1", "raise at sleep"),
+    ("generator 1", "kill at work"),
+    ("trainer rank 0", "kill at offload"),
+    ("trainer rank 0", "kill at onload"),
+    ("generator 0", "kill at work"),
+]
 FAULTS = [
     ("generator 0", "kill at sleep"),
     ("generator 0", "kill at wake"),
@@ -169,16 +183,19 @@ def strike_while_it_generates(root: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_fault_in_each_state_is_recovered(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "layout, faults", [(COLOCATED, FAULTS), (HELPED, FAULTS_OF_HELPERS)], ids=["in turns", "helped"]
+)
+def test_a_fault_in_each_state_is_recovered(tmp_path, monkeypatch, layout, faults):
     root, orders = tmp_path / "run", tmp_path / "orders"
     orders.mkdir()
     monkeypatch.setenv("TITAN_RL_CHAOS", str(orders))
     settings = running.FINISHED | dict(training__steps=5000, checkpoint__every=0, eval__every=0)
-    process = running.start(root, **settings, **COLOCATED)
+    process = running.start(root, **settings, **layout)
     try:
         running.wait_for_step(root, 2)
         children = running.descendants(process.pid)
-        for target, order in FAULTS:
+        for target, order in faults:
             pid = wait_for(lambda target=target: find_pid(root, target), target)
             (orders / str(pid)).write_text(order)
             wait_for_event(root, "died", pid=pid)
@@ -190,7 +207,7 @@ def test_a_fault_in_each_state_is_recovered(tmp_path, monkeypatch):
         process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130, running.output(root)[-3000:]
     assert running.gone(children)
-    check_records(root, last_step(root))
+    check_records(root, last_step(root), layout.get("rollout__max_staleness", 0))
     assert replay(root) == 0
 
 

@@ -40,12 +40,12 @@ def last_step(root: Path) -> int:
     return max(record["step"] for record in read_metrics(root) if "reward" in record)
 
 
-def check_records(root: Path, last: int) -> None:
+def check_records(root: Path, last: int, max_staleness: int = 0) -> None:
     """Every step is there once, trained on what was sampled, and the account adds up."""
     records = [record for record in read_metrics(root) if "reward" in record]
     assert [record["step"] for record in records] == list(range(1, last + 1))
-    assert all(record["agreement_mean"] <= 1.0001 for record in records)
-    assert all(record["staleness_max"] == 0 for record in records)
+    assert max_staleness or all(record["agreement_mean"] <= 1.0001 for record in records)
+    assert all(record["staleness_max"] <= max_staleness for record in records)
     Ledger(root / "ledger.db").verify()
 
 

@@ -130,6 +130,7 @@ class GenerationEngine:
         modes = sleeps, records_routing, batch_invariant
         self._arguments = engine_arguments(config, model_path, max_model_len, devices, *modes)
         self._devices, self._is_asleep, self._reads_text = devices, False, False
+        self._awake_since = time.monotonic()
         self._records_routing = records_routing
         self._routes: RouteRecorder | None = None
         """Of routed experts, on a CPU."""
@@ -171,6 +172,11 @@ class GenerationEngine:
     @property
     def bytes_stored(self) -> int:
         return self.on_worker(transfer_engine).bytes_stored
+
+    @property
+    def seconds_awake(self) -> float:
+        """Seconds since it last slept; 0 while it sleeps."""
+        return 0.0 if self._is_asleep else time.monotonic() - self._awake_since
 
     def misquantized(self) -> list[str]:
         """Layers of this rank that multiply in FP8 by something else than the version's weights."""
@@ -468,7 +474,7 @@ class GenerationEngine:
         self.on_worker(load_version, version=version)
         if self._is_asleep:
             self.on_worker(wake_cache)
-            self._is_asleep = False
+            self._is_asleep, self._awake_since = False, time.monotonic()
 
     def _sleep(self) -> None:
         inject_fault("sleep")

@@ -13,7 +13,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -25,6 +25,7 @@ from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.control.colocation import Colocation, NoColocation
 from titan_rl.mesh.control.dispatcher import Dispatcher
 from titan_rl.mesh.control.generators import Generators
+from titan_rl.mesh.control.helpers import HelperTurns
 from titan_rl.mesh.control.trainer_repair import CatchUp, TrainerMesh
 from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots
 from titan_rl.mesh.control.weight_sync import WeightSync
@@ -217,13 +218,13 @@ class Meshes:
         scale = config.lora.alpha / config.lora.rank if config.sends_adapters else None
         patience = config.mesh.step_timeout
         link = WeightLink(self.trainers, config.mesh.transport, patience, self.record, record_event, scale)
-        environment = generator_environment(threads, on_cpu)
-        is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
-        self.generators = Generators(actors.generator, run, max_tokens, environment, link, devices)
-        seconds = config.mesh.step_timeout
-        self._colocation = (
-            Colocation(self.trainers, self.generators, link, seconds, self.record) if is_colocated else NoColocation()
+        helps = config.placement.helper_generators > 0 and {"trainer", "generators"} <= parts
+        on_trainers_cores = replace(threads, generator=threads.trainer)
+        self.generators = Generators(
+            *(actors.generator, run, max_tokens, generator_environment(threads, on_cpu), link, devices),
+            helper_environment=generator_environment(on_trainers_cores, on_cpu) if helps else None,
         )
+        self._colocation = self._make_colocation(link)
         self.verifiers = Verifiers(actors.verifier, run, verifier_environment())
         owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
         self._owners = [owner for part, owner in owners.items() if part in parts]
@@ -262,6 +263,13 @@ class Meshes:
         seconds = config.mesh.start_timeout
         return RemoteHosts(launcher, config.hosts, needs, seconds=seconds, logs=logs, log=self.log, on_lost=on_lost)
 
+    def _make_colocation(self, link: WeightLink) -> NoColocation:
+        owners = self.trainers, self.generators, link, self.config.mesh.step_timeout, self.record
+        if self.generators.helpers:
+            return HelperTurns(*owners)
+        is_colocated = self.config.placement.mode == "colocated" and {"trainer", "generators"} <= self.parts
+        return Colocation(*owners) if is_colocated else NoColocation()
+
     def _make_snapshots(self) -> TrainerSnapshots | None:
         """None if the config wants none."""
         if not self.config.recovery.snapshot_every:
@@ -288,7 +296,9 @@ class Meshes:
         await within(self.config.mesh.start_timeout, "starting the actors", starts)
         if {"trainer", "generators"} <= self.parts:
             await self.weights.connect()
+            await within(self.config.mesh.start_timeout, "starting helper generators", self._colocation.start())
             self._background.start(self.weights.watch())
+            self._background.start(self._colocation.watch())
         if "trainer" in self.parts:
             if self._snapshots is not None:
                 await self._snapshots.reopen()

@@ -226,6 +226,12 @@ def cache_metrics(statistics: list[EngineStatistics]) -> dict[str, float]:
     }
 
 
+def helper_metrics(statistics: list[EngineStatistics], helpers: range) -> dict[str, float]:
+    """Share of a step's tokens that helper generators sampled. ``helpers``: their numbers."""
+    by_helpers = sum(engine.num_tokens for engine in statistics if engine.generator in helpers)
+    return {"helper_token_share": by_helpers / max(sum(engine.num_tokens for engine in statistics), 1)}
+
+
 class MetricsLog:
     """Writer of ``metrics.jsonl`` and of the trackers beside it."""
 

@@ -14,7 +14,7 @@ from titan_rl.controller.planning.device_report import as_json, placement_lines
 from titan_rl.controller.planning.memory_plan import GIB
 from titan_rl.controller.preflight.checks import resolve
 from titan_rl.controller.session import Session
-from titan_rl.mesh.resources.devices import Seat, seats_of
+from titan_rl.mesh.resources.devices import HELPER, Seat, seats_of
 from titan_rl.models.builtin.tiny import make_tiny
 
 
@@ -34,7 +34,7 @@ def test_on_one_gpu_trainer_and_engine_share_it_side_by_side():
     plan = planned(ONE)
     assert [need.process for need in plan.needs[Seat(0, 0)]] == ["trainer rank 0", "generator 0"]
     assert plan.kv_cache > 0 and total(plan, Seat(0, 0)) <= 0.9 * 16 * GIB
-    assert plan.devices.engine_share * 16 * GIB == plan.needs[Seat(0, 0)][1].total
+    assert plan.devices.engine.share * 16 * GIB == plan.needs[Seat(0, 0)][1].total
 
 
 def test_a_kv_cache_takes_what_everyone_else_leaves_and_no_more_than_it_can_use():
@@ -129,6 +129,27 @@ def test_in_turns_a_gpu_holds_what_the_larger_of_the_two_needs():
     [host] = plan.on_host[0]
     assert host.bytes_by_reason["moments"] == trainer.bytes_by_reason["moments"]
     assert "take turns" in placement_lines(plan)[0] and "moments" in placement_lines(plan)[-1]
+
+
+def test_helpers_work_on_the_trainer_s_gpus_in_turns_and_the_engines_have_their_own():
+    helped = {"placement": {"helper_generators": 1}}
+    plan, alone = planned(EIGHT, **helped), planned(EIGHT)
+    trainer, helper = plan.needs[Seat(0, 0)]
+    assert helper.process == "generator 1" and [need.process for need in plan.needs[Seat(0, 1)]] == ["generator 0"]
+    assert plan.held(Seat(0, 0)) < trainer.total + helper.total
+    assert plan.kv_cache == alone.kv_cache and plan.devices.engine == alone.devices.engine
+    assert plan.devices.of_engine(GeneratorConfig(), is_helper=True).kv_cache_gib == plan.helper_kv_cache / GIB
+    with pytest.raises(ConfigError, match="GPU 0 .* generator 1 .* Take one of: fewer placement.helper_generators"):
+        planned(Machine(8, 5 * GIB), **helped)
+    [host] = plan.on_host[0]
+    assert host.bytes_by_reason["moments"] == trainer.bytes_by_reason["moments"]
+    assert "lends its own to helper generators" in placement_lines(plan)[0]
+    assert plan.devices.table.engines(HELPER) == [(Seat(0, 0),)]
+
+
+def test_helpers_want_gpus_of_a_trainer_that_no_engine_has():
+    with pytest.raises(ConfigError, match="helper_generators = 1: trainer and engines share a GPU"):
+        planned(ONE, placement={"helper_generators": 1})
 
 
 def test_engines_that_read_a_trainer_s_slots_take_some_of_its_gpu():

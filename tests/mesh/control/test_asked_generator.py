@@ -119,3 +119,27 @@ def test_without_another_generator_the_group_fails(generators, end):
         assert not caught.value.is_request_refused and not other.requests
 
     run(generators, play, patience=0.2)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_one_that_sleeps_is_waited_for_and_one_that_hangs_awake_is_not(generators, hangs):
+    async def play(asked, one, other):
+        awake = [0.0]
+        one.seconds_awake = SimpleNamespace(call_one=lambda: result(awake[0]))
+        work = asyncio.ensure_future(asked.ask("first"))
+        await asyncio.sleep(0.2)
+        assert not work.done()
+        if hangs:
+            awake[0] = 60.0
+            with pytest.raises(ReplicaFailed) as failed:
+                await work
+            assert "did not end within 0.05 s" in str(failed.value.__cause__)
+        else:
+            one.outcome.set_result("answer")
+            assert await work == ["answer of first"]
+
+    run(generators, play, patience=0.05)
+
+
+async def result(value: float) -> float:
+    return value

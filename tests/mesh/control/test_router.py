@@ -110,3 +110,39 @@ def test_faults_without_a_group_between_them_end_it():
                 pass
 
     asyncio.run(run())
+
+
+def test_a_group_waits_for_room_unless_it_is_under_way():
+    async def run():
+        router = Router("generator", range(2), most_samples=6)
+        async with router.choose(1, samples=4) as one, router.choose(1, samples=8) as two:
+            assert {one, two} == {0, 1}, "a large one has an engine for itself"
+            async with router.choose(1, samples=2) as third, router.choose(1, samples=4, is_under_way=True) as fourth:
+                assert (third, fourth) == (one, one)
+                waiting = asyncio.ensure_future(router.choose(1, samples=1).__aenter__())
+                await asyncio.sleep(0)
+                assert router.is_crowded and not waiting.done()
+            assert await waiting == one and not router.is_crowded
+
+    asyncio.run(run())
+
+
+def test_one_that_rests_keeps_its_groups_and_gets_no_other():
+    async def run():
+        router = Router("generator", range(2))
+        async with router.choose(1) as first:
+            router.rest(first)
+            async with router.choose(1) as other:
+                assert other != first
+            router.take_out(other, "died")
+            with pytest.raises(DeadlineError, match=f"generator {other}: died"):
+                async with router.choose(0.05):
+                    pass
+            router.resume(first)
+            async with router.choose(1) as again:
+                assert again == first
+        router.rest(first)
+        router.put_in(first)
+        assert router.healthy == [first], "another has come in its place"
+
+    asyncio.run(run())

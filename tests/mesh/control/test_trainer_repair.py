@@ -137,6 +137,29 @@ def test_a_dead_rank_is_replaced_and_the_step_begun_again():
     asyncio.run(run())
 
 
+def test_it_waits_after_a_call_but_not_with_gradients_that_are_yet_to_be_applied():
+    async def run():
+        mesh, log, _ = make(set(), steps=[])
+        mesh.colocation.release = lambda: log.append("waits")
+
+        async def forward_backward(batch) -> str:
+            return "metrics"
+
+        async def optim_step(has_signal: bool, step: int) -> str:
+            return f"step {step}"
+
+        mesh.trainers.forward_backward, mesh.trainers.optim_step = forward_backward, optim_step
+        await mesh.train([], 1)
+        assert log == ["train 1", "waits", "standby"]
+        await mesh.forward_backward(SimpleNamespace(has_signal=True))
+        await mesh.wait_until_complete()
+        assert log.count("waits") == 1
+        assert await mesh.optim_step(2) == "step 2"
+        assert log.count("waits") == 2
+
+    asyncio.run(run())
+
+
 def test_who_stops_waiting_leaves_the_call_whole():
     """As a stop in the middle of an evaluation: cut off, the rank would have left its process group, and the next call,
     which saves the run, would fail of that."""

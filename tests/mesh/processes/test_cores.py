@@ -16,7 +16,7 @@ from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.members import trainers
 from titan_rl.mesh.members.run_context import RunContext
-from titan_rl.mesh.resources.devices import Crew, Devices, EngineSeats, Seat, place, seats_of
+from titan_rl.mesh.resources.devices import Crew, Devices, EngineMemory, EngineSeats, Seat, place, seats_of
 from titan_rl.mesh.supervision.deaths import DeathHandlers
 from titan_rl.models import device
 
@@ -169,7 +169,7 @@ def joined(monkeypatch) -> list[tuple]:
 
 
 def devices_for(*asked) -> Devices:
-    return Devices(place(crews(*asked), PlacementConfig(), 8), 3.0, 0.5)
+    return Devices(place(crews(*asked), PlacementConfig(), 8), *2 * [EngineMemory(3.0, 0.5)])
 
 
 @pytest.mark.parametrize("on_gpus", [True, False])

@@ -22,6 +22,7 @@ from titan_rl.records.metrics import (
     bytes_between_hosts,
     cache_metrics,
     draft_metrics,
+    helper_metrics,
     sampling_metrics,
     speeds,
     trained_metrics,
@@ -124,6 +125,8 @@ class Reporter:
         record |= bytes_between_hosts(statistics) | cache_metrics(statistics)
         if self.config.generator.speculative.method != "none":
             record |= draft_metrics(statistics)
+        if helpers := self.config.placement.helper_numbers(self.config.generator.replicas):
+            record |= helper_metrics(statistics, helpers)
         return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(prompt_tokens, 1)}
 
     def _filter_metrics(self, collected: Collected) -> dict[str, float]:

@@ -57,5 +57,5 @@ async def grant_scale_requests(run_dir: RunDir, generators: Generators, log: Log
             log(str(error))
             continue
         if count is not None:
-            log(f"scale: requested {count} generators, running {len(generators.router.members)}")
+            log(f"scale: requested {count} generators, running {generators.num_replicas}")
             generators.scale(count)

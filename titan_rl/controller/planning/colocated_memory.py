@@ -5,7 +5,7 @@ Pure arithmetic. What a process still holds in the others' turn is what counts (
 
 from collections.abc import Collection, Mapping, Sequence
 
-from titan_rl.mesh.resources.devices import GENERATOR
+from titan_rl.mesh.resources.devices import ENGINES
 
 Bytes = Mapping[str, float]
 """By reason."""
@@ -23,7 +23,7 @@ def held_at_turn(
     roles; none where it is always everybody's turn. ``aside``: by reason, what they give up in the engines'."""
     return sum(
         _held_by_engine(its, engines or not in_turns)
-        if role == GENERATOR
+        if role in ENGINES
         else _held_by_other(its, aside if engines and role in in_turns else ())
         for role, its in holds
     )

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.hosts import HostsConfig, hosts_of
-from titan_rl.config.sections.schema import GeneratorConfig
+from titan_rl.config.sections.schema import Config, GeneratorConfig
 from titan_rl.controller.planning.colocated_memory import PUT_ASIDE, held_at_turn, peak
 from titan_rl.controller.planning.device_memory import (
     Bytes,
@@ -26,7 +26,18 @@ from titan_rl.controller.planning.device_memory import (
 )
 from titan_rl.controller.planning.memory_plan import GIB, Need, Size, size_at
 from titan_rl.controller.preflight.checks import Checked, read_config
-from titan_rl.mesh.resources.devices import GENERATOR, TRAINER, Crew, Devices, DeviceTable, Seat, place
+from titan_rl.mesh.resources.devices import (
+    ENGINES,
+    GENERATOR,
+    HELPER,
+    TRAINER,
+    Crew,
+    Devices,
+    DeviceTable,
+    EngineMemory,
+    Seat,
+    place,
+)
 from titan_rl.models.device import gpu_memory
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.models.spec import read_hf_config
@@ -79,6 +90,8 @@ class DevicePlan:
     """Of a GPU's memory that may be used."""
     kv_cache: float
     """Bytes of each rank of an engine."""
+    helper_kv_cache: float = 0.0
+    """The same of engines on the trainer's devices."""
     in_turns: frozenset[str] = frozenset()
     """Roles of the trainer that take turns with engines."""
 
@@ -90,9 +103,16 @@ class DevicePlan:
     @cached_property
     def devices(self) -> Devices:
         """Device table and memory limits for the mesh."""
-        engines = [need for needs in self.needs.values() for need in needs if need.process.startswith(GENERATOR)]
-        whole = max((need.total for need in engines), default=0.0) / self.machine.memory
-        return Devices(self.table, self.kv_cache / GIB, min(max(whole, 0.01), 0.99))
+        engine, helper = (
+            self._engine_memory(GENERATOR, self.kv_cache),
+            self._engine_memory(HELPER, self.helper_kv_cache),
+        )
+        return Devices(self.table, engine, helper)
+
+    def _engine_memory(self, role: str, kv_cache: float) -> EngineMemory:
+        at_seats = (zip(self.table.at(seat), needs, strict=True) for seat, needs in self.needs.items())
+        engines = [need.total for at_seat in at_seats for (of, _, _), need in at_seat if of == role]
+        return EngineMemory(kv_cache / GIB, min(max(max(engines, default=0.0) / self.machine.memory, 0.01), 0.99))
 
 
 class Models:
@@ -183,8 +203,9 @@ class Models:
     @property
     def in_turns(self) -> frozenset[str]:
         """Ranks of the trainer, if they take turns with engines."""
-        is_colocated = self.config.placement.mode == "colocated"
-        return frozenset({TRAINER, self.own} - {None}) if is_colocated else frozenset()
+        placement = self.config.placement
+        takes_turns = placement.mode == "colocated" or placement.helper_generators
+        return frozenset({TRAINER, self.own} - {None}) if takes_turns else frozenset()
 
     def crews(self, parts: frozenset[str]) -> list[Crew]:
         crews = []
@@ -214,21 +235,35 @@ def plan_devices(
     models, config = Models(checked, cached), checked.config
     where = partial(hosts_of, config.hosts, count=machine.hosts) if config.hosts.is_on else None
     table = place(models.crews(parts), config.placement, machine.devices_per_host, machine.hosts, where)
+    if config.placement.helper_generators and {TRAINER, GENERATOR} <= set(table.seats):
+        table = _with_helpers(table, config)
     in_turns = models.in_turns if {TRAINER, GENERATOR} <= set(table.seats) else frozenset()
     holds = {role: _holds(models, role) for role in table.seats}
     by_seat = {seat: [(who, _at(seat, table, who, holds)) for who in table.at(seat)] for seat in table.used()}
     share = config.generator.gpu_memory_utilization
-    kv_cache = _kv_cache(models, share * machine.memory, by_seat.values(), in_turns)
-    needs = {seat: [_need(models, who, its, kv_cache) for who, its in each] for seat, each in by_seat.items()}
-    plan = DevicePlan(machine, table, needs, _on_hosts(models, table, in_turns, holds), share, kv_cache, in_turns)
+    caches = {role: _kv_cache(models, role, share * machine.memory, by_seat.values(), in_turns) for role in ENGINES}
+    needs = {seat: [_need(models, who, its, caches) for who, its in each] for seat, each in by_seat.items()}
+    on_hosts = _on_hosts(models, table, in_turns, holds)
+    plan = DevicePlan(machine, table, needs, on_hosts, share, caches[GENERATOR], caches[HELPER], in_turns)
     _check_fits(plan)
     return plan
+
+
+def _with_helpers(table: DeviceTable, config: Config) -> DeviceTable:
+    """Errors: ConfigError where trainer and engines share a GPU anyway, or the trainer has too few."""
+    count = config.placement.helper_generators
+    if set(table.of_role(TRAINER)) & set(table.of_role(GENERATOR)):
+        raise ConfigError(
+            f"placement.helper_generators = {count}: trainer and engines share a GPU, so that it has nothing to lend; "
+            f"leave it out, or take placement.mode = 'colocated'"
+        )
+    return table.with_helpers(count, config.generator.tensor_parallel)
 
 
 def _holds(models: Models, role: str) -> Bytes:
     if role == TRAINER:
         return models.of_trainer()
-    if role == GENERATOR:
+    if role in ENGINES:
         return models.of_engine_rank(models.config.generator)
     return models.of_role(role)
 
@@ -237,31 +272,33 @@ def _at(seat: Seat, table: DeviceTable, who: Who, holds: Mapping[str, Bytes]) ->
     """What one process holds there. Engines of the same host read the policy's slots where they are."""
     if who[0] != TRAINER:
         return holds[who[0]]
-    readers = {each for group in table.seats.get(GENERATOR, ()) for each in group if each.host == seat.host} - {seat}
+    engines = (group for role in ENGINES for group in table.engines(role))
+    readers = {each for group in engines for each in group if each.host == seat.host} - {seat}
     return holds[TRAINER] | ({"mapped by engines": mapped(len(readers))} if readers else {})
 
 
-def _need(models: Models, who: Who, holds: Bytes, kv_cache: float) -> Need:
-    cache = {"KV cache": kv_cache} if who[0] == GENERATOR else {}
+def _need(models: Models, who: Who, holds: Bytes, kv_caches: Mapping[str, float]) -> Need:
+    cache = {"KV cache": kv_caches[who[0]]} if who[0] in ENGINES else {}
     return Need(_name(models, *who), holds | cache)
 
 
 def _name(models: Models, role: str, group: int, rank: int) -> str:
-    if role != GENERATOR:
+    if role not in ENGINES:
         return f"{role} rank {rank}"
     generator = models.config.generator
-    number = group if group < generator.replicas else "spare"
+    is_spare = role == GENERATOR and group >= generator.replicas
+    number = "spare" if is_spare else group + (generator.replicas if role == HELPER else 0)
     return f"generator {number}" + (f" rank {rank}" if generator.tensor_parallel > 1 else "")
 
 
 def _kv_cache(
-    models: Models, usable: float, by_seat: Iterable[list[tuple[Who, Bytes]]], in_turns: frozenset[str]
+    models: Models, role: str, usable: float, by_seat: Iterable[list[tuple[Who, Bytes]]], in_turns: frozenset[str]
 ) -> float:
-    """Bytes of each rank: as the user says, or as much as all requests at once can need, if there is so much left; but
-    for one at its longest, or nothing could be sampled."""
+    """Bytes of each rank of engines of this role: as the user says, or as much as all requests at once can need, if
+    there is so much left; but for one at its longest, or nothing could be sampled."""
     generator = models.config.generator
-    together = [[(role, its) for (role, _, _), its in each] for each in by_seat]
-    held = [held_at_turn(each, in_turns, engines=True, aside=PUT_ASIDE) for each in together if GENERATOR in dict(each)]
+    together = [[(of, its) for (of, _, _), its in each] for each in by_seat]
+    held = [held_at_turn(each, in_turns, engines=True, aside=PUT_ASIDE) for each in together if role in dict(each)]
     rooms = [usable - size for size in held]
     if not rooms or generator.kv_cache_gib:
         return generator.kv_cache_gib * GIB if rooms else 0.0
@@ -274,7 +311,7 @@ def _on_hosts(
 ) -> dict[int, list[Need]]:
     """By role: snapshots, and what lies there while engines have their turn."""
     needs_of_host: dict[int, list[Need]] = {host: [] for host in range(table.hosts)}
-    for role in [role for role in table.seats if role != GENERATOR]:
+    for role in [role for role in table.seats if role not in ENGINES]:
         each = {"snapshots": models.snapshots(role), "moments": holds[role]["moments"] if role in in_turns else 0.0}
         for host in needs_of_host:
             ranks = sum(seat.host == host for group in table.seats[role] for seat in group)
@@ -297,6 +334,7 @@ def _check_fits(plan: DevicePlan) -> None:
     ]
     if any("KV cache" in need.bytes_by_reason for need in needs):
         mends += ["a smaller generator.kv_cache_gib or generator.max_num_seqs"]
+        mends = ["fewer placement.helper_generators"] * (HELPER in plan.table.seats) + mends
         mends += [] if plan.in_turns else ["turns (placement.mode = 'colocated')"]
     raise ConfigError(
         f"GPU {seat.device} of host {seat.host} would have to hold {whole / GIB:.1f} GiB, and {usable / GIB:.1f} "

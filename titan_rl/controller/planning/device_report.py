@@ -5,7 +5,7 @@ from typing import Any
 from titan_rl.controller.planning.device_plan import DevicePlan, machine_of, plan_devices
 from titan_rl.controller.planning.memory_plan import GIB, Need, fit_into_memory
 from titan_rl.controller.preflight.checks import Checked
-from titan_rl.mesh.resources.devices import GENERATOR, Seat
+from titan_rl.mesh.resources.devices import GENERATOR, HELPER, Seat
 
 
 def fit_and_place(checked: Checked, *, under_torchrun: bool) -> tuple[Checked, DevicePlan | None, list[str]]:
@@ -24,7 +24,8 @@ def placement_lines(plan: DevicePlan) -> list[str]:
     """Lines about processes and memory by GPU. Equal GPUs share a line."""
     machine = plan.machine
     first = f"placement on {machine.hosts} x {machine.devices_per_host} GPUs of {machine.memory / GIB:.1f} GiB"
-    turns = "; trainer and generators take turns" if plan.in_turns else ""
+    lends = "; the trainer lends its own to helper generators while it waits" if plan.table.seats.get(HELPER) else ""
+    turns = lends or ("; trainer and generators take turns" if plan.in_turns else "")
     lines = [f"{first}, {plan.share:g} of which may be used{turns}:", *_lines(plan), *_host_lines(plan)]
     count, idle = machine.hosts * machine.devices_per_host, idle_devices(plan)
     mend = (

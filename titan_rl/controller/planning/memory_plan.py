@@ -195,7 +195,8 @@ def host_needs(checked: Checked) -> list[Need]:
     if config.has_generators and config.mesh.transport not in ("auto", *ON_GPU):
         weights = (size.parameters + _learned_drafts(checked)) * bytes_of(config.generator.dtype)
         needs["weights to send"] = NUM_SLOTS * _sent(checked, size)
-        others[0].bytes_by_reason["weights"] = config.generator.replicas * weights
+        replicas = config.generator.replicas + config.placement.helper_generators
+        others[0].bytes_by_reason["weights"] = replicas * weights
     return [Need("trainer", needs), *others, _controller(config, 1 + len(others))]
 
 
@@ -203,7 +204,7 @@ def _beside_the_trainer(config: Config) -> list[Need]:
     """What generators and verifiers take before they hold anything."""
     if not config.has_generators:
         return []
-    engines = config.generator.replicas * config.generator.tensor_parallel
+    engines = (config.generator.replicas + config.placement.helper_generators) * config.generator.tensor_parallel
     counts = {"generator": engines, "verifier": config.verifier.procs}
     return [Need(f"{kind}s", {"libraries": count * LIBRARIES[kind] * GIB}) for kind, count in counts.items()]
 
@@ -328,7 +329,8 @@ def _generators(config: Config, hf: PreTrainedConfig, parameters: int, drafts: i
         "KV cache": generator.kv_cache_gib * GIB,
         "libraries": generator.tensor_parallel * LIBRARIES["generator"] * GIB,
     }
-    return Need("generators", {reason: generator.replicas * size for reason, size in needs.items()})
+    count = generator.replicas + config.placement.helper_generators
+    return Need("generators", {reason: count * size for reason, size in needs.items()})
 
 
 def bytes_of(dtype: str) -> int:

@@ -38,11 +38,11 @@ from titan_rl.controller.planning.memory_plan import GIB, Need, check_memory, ho
 from titan_rl.controller.preflight.checks import (
     Checked,
     check_laid_out,
-    check_placement,
     check_together,
     read_config,
     resolve,
 )
+from titan_rl.controller.preflight.device import check_placement
 from titan_rl.controller.preflight.engine_checks import check_decoding, check_export
 from titan_rl.controller.preflight.ineffective_settings import check_read
 from titan_rl.controller.preflight.role_checks import check_roles
@@ -176,7 +176,7 @@ def _shaped(path: str, setting: str, folder: Path) -> str:
 
 
 def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
-    check_placement(checked.config)
+    check_placement(checked.config, checked.titan, on_cpu=on_cpu)
     hf = _hf(checked)
     check_products(hf, checked.titan, checked.family, on_cpu=on_cpu)
     check_laid_out(checked.config, checked.titan, hf, checked.family, on_cpu=on_cpu)

@@ -26,7 +26,7 @@ from titan_rl.config.sections.schema import (
     TaskConfig,
 )
 from titan_rl.controller.preflight.data_checks import check_settings, load_dataset, load_suites
-from titan_rl.controller.preflight.device import device_type, is_on_cpu
+from titan_rl.controller.preflight.device import check_placement, device_type, is_on_cpu
 from titan_rl.controller.preflight.engine_checks import (
     check_batch_invariant,
     check_decoding,
@@ -326,22 +326,6 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def check_placement(config: Config) -> None:
-    """Errors: ConfigError for a run whose trainer and generators cannot take turns."""
-    if config.placement.mode != "colocated":
-        return
-    setting = "placement.mode = 'colocated'"
-    if config.rollout.max_staleness:
-        raise ConfigError(
-            f"{setting}: generators sleep while the trainer works, so rollout.max_staleness = "
-            f"{config.rollout.max_staleness} has no effect here; set it to 0"
-        )
-    if config.recovery.warm_spares:
-        raise ConfigError(
-            f"{setting}: a spare engine would hold its weights in the trainer's turn: take recovery.warm_spares = 0"
-        )
-
-
 def check_together(config: Config, titan: TitanConfig) -> None:
     """Errors: ConfigError for settings that do not go together, whatever model and data they are of."""
     check_length(titan.lr_scheduler, titan.training.steps * config.algorithm.updates_per_batch, "lr_scheduler")
@@ -451,7 +435,7 @@ CHECKS = (
     Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family), of_updates=True),
     Check("judges", lambda c: check_judges(c.scored_tasks, c.config.verifier.score_timeout)),
     Check("transport", lambda c: check_transport(c.config)),
-    Check("placement", lambda c: check_placement(c.config)),
+    Check("placement", lambda c: check_placement(c.config, c.titan, on_cpu=is_on_cpu(c.config))),
     Check("checkpoints", lambda c: check_checkpoints(c.config)),
     Check("hosts", lambda c: replace(c, host_launcher=check_hosts(c.config))),
     Check("trackers", lambda c: check_trackers(c.config.metrics)),

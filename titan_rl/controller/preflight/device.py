@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.callbacks import RecordEvent
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.trainer.model.determinism import RankPlatform, rank_platform, tolerance
-from titan_rl.trainer.titan_config import build_titan
+from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
 if TYPE_CHECKING:  # Monarch starts threads when it is imported, and checks run before processes are forked
     from titan_rl.mesh.control.trainer_repair import TrainerMesh
@@ -28,6 +29,51 @@ def device_type(config: Config) -> str:
 
 def is_on_cpu(config: Config) -> bool:
     return device_type(config) == "cpu"
+
+
+def check_placement(config: Config, titan: TitanConfig, *, on_cpu: bool) -> None:
+    """Errors: ConfigError for a run whose trainer and generators cannot take turns."""
+    if config.placement.mode == "colocated":
+        _check_colocated(config)
+    if config.placement.helper_generators:
+        _check_helpers(config, titan, on_cpu=on_cpu)
+
+
+def _check_colocated(config: Config) -> None:
+    setting = "placement.mode = 'colocated'"
+    if config.rollout.max_staleness:
+        raise ConfigError(
+            f"{setting}: generators sleep while the trainer works, so rollout.max_staleness = "
+            f"{config.rollout.max_staleness} has no effect here; set it to 0"
+        )
+    if config.recovery.warm_spares:
+        raise ConfigError(
+            f"{setting}: a spare engine would hold its weights in the trainer's turn: take recovery.warm_spares = 0"
+        )
+
+
+def _check_helpers(config: Config, titan: TitanConfig, *, on_cpu: bool) -> None:
+    count, ranks = config.placement.helper_generators, config.generator.tensor_parallel
+    setting = f"placement.helper_generators = {count}"
+    if config.placement.mode == "colocated":
+        raise ConfigError(f"{setting}: colocated engines are on the trainer's devices anyway; leave one of both out")
+    if config.hosts.is_on:
+        raise ConfigError(f"{setting}: helpers are for a run on one host; leave it out where [hosts] is given")
+    if config.generator.update == "drain":
+        raise ConfigError(
+            f"{setting}: a helper goes on with its answers under another version, which generator.update = 'drain' "
+            f"rules out; take 'in_flight'"
+        )
+    if count * ranks > titan.world_size:
+        raise ConfigError(
+            f"{setting} engines of generator.tensor_parallel = {ranks} need {count * ranks} devices of the trainer, "
+            f"which has {titan.world_size}: lower it"
+        )
+    if on_cpu and not config.rollout.max_staleness:
+        raise ConfigError(
+            f"{setting}: with rollout.max_staleness = 0 generators have all cores while the trainer waits; set that "
+            f"above 0, or leave this out"
+        )
 
 
 TRAINER_DEVICE = "trainer_device"

@@ -282,6 +282,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "placement.mode": (
         _unless(lambda run: not run.on_data, "a run on data.file has no generators to take turns with; leave it out"),
     ),
+    "placement.helper_generators": (_sampled(),),
     "placement.generator": (_HAS_GENERATORS,),
     **{f"placement.{role}": (_own(role),) for role in MAY_BE_OWN},
     "metrics.project": (

@@ -16,6 +16,7 @@ generators, which lasts until that is done. Who dies in whichever turn is replac
 
 import asyncio
 
+from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.control.generators import Generators
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints
 from titan_rl.mesh.members.replica import Replica
@@ -45,6 +46,33 @@ class NoColocation:
 
     async def give(self) -> None:
         """Give the devices to the generators. Errors: ActorDied."""
+
+    async def start(self) -> None:
+        """Start what works on the trainer's devices while that waits; all others are up. Errors: those of a start."""
+
+    def release(self) -> None:
+        """Note that the trainer has nothing more to do."""
+
+    def take_statistics(self) -> list[EngineStatistics]:
+        """Statistics of engines that take no announced version."""
+        return []
+
+    async def watch(self) -> None:
+        """Change turns beside what the run does, for as long as it lasts."""
+
+
+async def fall_asleep(generators: Generators, replica: Replica, seconds: float, record: StepRecord) -> bool:
+    """Have a replica release its memory. One that cannot is ended, since it may hold what the trainer needs; False."""
+    try:
+        with record.span("fall asleep", f"generator {replica.number}"):
+            what = f"generator {replica.number} fell asleep"
+            await call(replica.ranks[0], GeneratorEndpoints.sleep(), seconds=seconds, what=what)
+        return True
+    except ActorDied:
+        pass  # its owner replaces it
+    except Exception as error:
+        generators.fail(replica.number, f"did not fall asleep: {last_line(error)}")
+    return False
 
 
 class Colocation(NoColocation):
@@ -79,21 +107,13 @@ class Colocation(NoColocation):
             if not self._is_trainers:
                 await self.generators.startup_gate.shut()
                 async with self.link.undisturbed():
-                    await asyncio.gather(*map(self._sleep, self.generators.replicas.values()))
+                    replicas = self.generators.replicas.values()
+                    sleeps = (fall_asleep(self.generators, each, self.seconds, self._record) for each in replicas)
+                    await asyncio.gather(*sleeps)
                 self._is_trainers = True
         if not dead:
             with self._record.span("take the device back", *self._ranks()):
                 await self.trainers.call(TrainerEndpoints.onload(), what="taking the device back")
-
-    async def _sleep(self, replica: Replica) -> None:
-        try:
-            with self._record.span("fall asleep", f"generator {replica.number}"):
-                what = f"generator {replica.number} fell asleep"
-                await call(replica.ranks[0], GeneratorEndpoints.sleep(), seconds=self.seconds, what=what)
-        except ActorDied:
-            pass  # its owner replaces it
-        except Exception as error:  # it may hold what the trainer needs
-            self.generators.fail(replica.number, f"did not fall asleep: {last_line(error)}")
 
     def _ranks(self) -> list[str]:
         return [rank.name for rank in getattr(self.trainers, "ranks", ())]

@@ -113,7 +113,8 @@ class Dispatcher:
         try:
             while True:
                 async with AsyncExitStack() as choice:
-                    replica = await unless(work, choice.enter_async_context(self._engine_for(name)))
+                    engine = self._engine_for(name, sampling.num_samples, allowed, is_under_way=work is not None)
+                    replica = await unless(work, choice.enter_async_context(engine))
                     if work is None:
                         assert replica is not None, "there is nothing else to wait for"
                         if verifier.is_dead:  # while an engine was waited for
@@ -140,15 +141,18 @@ class Dispatcher:
                 work.cancel()
 
     @asynccontextmanager
-    async def _engine_for(self, prompt_id: str) -> AsyncIterator[Replica]:
-        """Engine with the fewest groups; a prompt that was there at a death has one for itself. Errors: NoneLeft."""
+    async def _engine_for(
+        self, prompt_id: str, samples: int, allowed: Deadline, *, is_under_way: bool
+    ) -> AsyncIterator[Replica]:
+        """Engine with the fewest samples; a prompt that was there at a death has one for itself. Errors: NoneLeft."""
         await self._wake_generators()
         patience, alone = self.config.mesh.start_timeout, self._at_engines.is_suspect(prompt_id)
-        async with self.generators.router.choose(patience, alone=alone) as number:
+        size = {"samples": samples, "is_under_way": is_under_way}
+        async with self.generators.router.choose(patience, alone=alone, **size) as number:
             if (replica := self.generators.replicas.get(number)) is None:
                 raise NoneLeft("no generator is left: they are being stopped")
             self._attempts[prompt_id] = time.monotonic()
-            with replica, self._reported_if_slow(prompt_id):
+            with replica.at_work(allowed), self._reported_if_slow(prompt_id):
                 yield replica
 
     async def _tell(self, verifier: ActorProcess, request: RemoteCall[None]) -> None:
@@ -182,13 +186,14 @@ class Dispatcher:
         why = ""
         for _ in range(1 + self.config.rollout.max_retries):
             await self._wake_generators()
-            async with self.generators.router.choose(self.config.mesh.start_timeout) as number:
+            samples, patience = len(request.seeds), self.config.mesh.start_timeout
+            async with self.generators.router.choose(patience, samples=samples) as number:
                 if (replica := self.generators.replicas.get(number)) is None:
                     continue
-                with replica:
-                    seconds, generation = self.config.mesh.step_timeout, GeneratorEndpoints.generate(request)
+                allowed, generation = Deadline(self.config.mesh.step_timeout), GeneratorEndpoints.generate(request)
+                with replica.at_work(allowed):
                     try:
-                        return await call(replica.ranks[0], generation, seconds=seconds, what="answering")
+                        return await call(replica.ranks[0], generation, seconds=allowed, what="answering")
                     except ActorDied as death:
                         why = f": {death}"
         raise NoneLeft(f"every generator that was tried died{why}")

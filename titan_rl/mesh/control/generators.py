@@ -7,13 +7,14 @@ that is taken away ends its groups first.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints
 from titan_rl.mesh.members.replica import Replica
 from titan_rl.mesh.members.router import Replacements, Router
 from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.processes.background import BackgroundTasks
-from titan_rl.mesh.resources.devices import Devices, EngineSeats
+from titan_rl.mesh.resources.devices import HELPER, Devices, EngineSeats
 from titan_rl.mesh.supervision.actor_process import ActorProcess
 from titan_rl.mesh.supervision.calls import call_each
 from titan_rl.mesh.supervision.standby import Standby
@@ -71,9 +72,11 @@ class Generators:
         environment: dict[str, str],
         link: WeightLink,
         devices: Devices | None = None,
+        helper_environment: dict[str, str] | None = None,
     ):
         """``link``: where weights come from, once it is connected. ``max_tokens``: of a prompt with its answer.
-        ``devices``: where a run's processes are on GPUs; None on a CPU."""
+        ``devices``: where a run's processes are on GPUs; None on a CPU. ``helper_environment``: of
+        engines on the trainer's devices (helpers.py); None where there are to be none."""
         config = run.config
         self.processes, self.config, self.scratch, self.link, self.log = (
             run.processes,
@@ -82,27 +85,46 @@ class Generators:
             link,
             run.log,
         )
-        self.router = Router("generator", range(config.generator.replicas))
+        helpers = config.placement.helper_numbers(config.generator.replicas)
+        self.helpers = range(0) if helper_environment is None else helpers
+        """Numbers of engines on the trainer's devices."""
+        most = config.generator.max_num_seqs + config.rollout.group_size if self.helpers else None
+        self.router = Router("generator", range(config.generator.replicas), most)
         self.replicas: dict[int, Replica] = {}
-        self._seats = EngineSeats(None if devices is None else devices.table.engines())
-        settings = config.generator if devices is None else devices.of_engine(config.generator)
+        table = None if devices is None else devices.table
+        self._seats = EngineSeats(None if table is None else table.engines())
+        self._helper_seats = EngineSeats(None if table is None else table.engines(HELPER))
         is_invariant = config.titan.get("debug", {}).get("batch_invariant", False)
-        modes = config.placement.mode == "colocated", config.algorithm.routing == "replay", is_invariant
-        arguments = environment, actor, settings, run.model_path, max_tokens, *modes
-        self.standby = Standby(run.processes, config, "generator", *arguments)
+        modes = config.algorithm.routing == "replay", is_invariant
+
+        def arguments(its_environment: dict[str, str], *, is_helper: bool) -> tuple[Any, ...]:
+            settings = config.generator if devices is None else devices.of_engine(config.generator, is_helper=is_helper)
+            sleeps = is_helper or config.placement.mode == "colocated"
+            return its_environment, actor, settings, run.model_path, max_tokens, sleeps, *modes
+
+        self.standby = Standby(run.processes, config, "generator", *arguments(environment, is_helper=False))
+        self._helper_arguments = arguments(helper_environment or {}, is_helper=True)
         self._spares: list[Replica] = []
         self._num_spares_coming = self._num_spares_lost = 0
         self._replacements = Replacements(self.router, run.log)
         self._background = BackgroundTasks()
         self._on_change: list[Callable[[], object]] = []
         self._num_engines = 0
-        self.startup_gate = StartupGate()
-        """Open while engines may be started (colocation.py)."""
+        self.startup_gate, self.helper_gate = StartupGate(), StartupGate()
+        """Open while engines may be started (colocation.py), and helpers (helpers.py)."""
 
     @property
     def healthy(self) -> list[Replica]:
         """Replicas in rotation."""
         return [self.replicas[number] for number in self.router.healthy if number in self.replicas]
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas, those out of rotation included, and helpers not."""
+        return len(self._scaled())
+
+    def _scaled(self) -> list[int]:
+        return [number for number in self.router.members if number not in self.helpers]
 
     @property
     def leaders(self) -> list[ActorProcess]:
@@ -122,11 +144,18 @@ class Generators:
             for replica in replicas:
                 self._take_in(replica)
 
+    async def start_helpers(self) -> None:
+        """Start engines on the trainer's devices, which it must have left. Errors: those of a start."""
+        for number in self.helpers:
+            self.router.add(number)
+        await asyncio.gather(*map(self._bring, self.helpers))
+
     async def _start_one(self, number: int | str) -> Replica:
         self._num_engines += 1
         file = f"generator{self._num_engines}"
         names = _rank_names(number, self.config.generator.tensor_parallel)
-        replica = Replica(-1 if isinstance(number, str) else number, seats=self._seats.take(self.processes.is_there))
+        seats = self._seats_for(number).take(self.processes.is_there)
+        replica = Replica(-1 if isinstance(number, str) else number, seats=seats)
         devices = (tuple(seat.device for seat in replica.seats),) if replica.seats else ()
         what = f"starting generator {number}"
         try:
@@ -142,8 +171,15 @@ class Generators:
             raise
         return replica
 
+    def _seats_for(self, number: int | str) -> EngineSeats:
+        return self._helper_seats if number in self.helpers else self._seats
+
     async def _man(self, replica: Replica, names: list[str]) -> None:
         """Its ranks' processes, all on one machine."""
+        if replica.number in self.helpers:
+            spawns = (self.processes.spawn(name, *self._helper_arguments) for name in names)
+            replica.ranks += await asyncio.gather(*spawns)
+            return
         on = replica.seats[0].host if replica.seats else None
         if on is None and len(names) > 1 and self.processes.remote is not None:
             replica.ranks.append(await self.standby.take(names[0]))
@@ -164,7 +200,7 @@ class Generators:
         replica.kill()
         for rank in replica.ranks:
             self.processes.forget(rank)
-        self._seats.give_back(replica.seats)
+        self._seats_for(replica.number).give_back(replica.seats)
         replica.seats = ()
 
     # faults
@@ -205,7 +241,7 @@ class Generators:
 
     async def _bring(self, number: int) -> None:
         """A replica of that number, at the live version before it gets any work."""
-        async with self.startup_gate.inside():
+        async with (self.helper_gate if number in self.helpers else self.startup_gate).inside():
             replica = await self._next_engine(number)
             try:
                 await self._bring_up(replica)
@@ -227,7 +263,7 @@ class Generators:
 
     async def _next_engine(self, number: int) -> Replica:
         """A spare that waits, or an engine that is started now."""
-        if not self._spares:
+        if not self._spares or number in self.helpers:
             return await self._start_one(number)
         replica, self._num_spares_lost = self._spares.pop(), 0
         replica.number = number
@@ -270,12 +306,12 @@ class Generators:
 
     def scale(self, count: int) -> None:
         """Begin to scale to ``count`` replicas; surplus ones finish their groups first."""
-        members, most = self.router.members, self._seats.count
+        members, most = self._scaled(), self._seats.count
         if most is not None and count > (most := most - self.config.recovery.warm_spares):
             self.log(f"scale: requested {count} generators, the placement has GPUs for {most}: running {most}")
             count = most
         for _ in range(count - len(members)):
-            number = max(self.router.members, default=-1) + 1
+            number = max(*self.router.members, *self.helpers, -1) + 1
             self.router.add(number)
             self._replacements.begin(number, lambda number=number: self._bring(number))
         for number in members[count:]:

@@ -84,6 +84,8 @@ class TrainerMesh:
         self._num_repairs = self._num_repaired = 0
         """Repairs since the last step, and in all."""
         self._own: Batch | None = None
+        self._holds_gradients = False
+        """Whether an update is yet to come for them."""
         self._gradients_since = -1
         """The number of repairs before these gradients were made: one since, and they are gone."""
         self._raised: Counter[str] = Counter()
@@ -105,7 +107,7 @@ class TrainerMesh:
 
     async def forward_backward(self, batch: Batch) -> StepMetrics | NonfiniteBatch:
         """Compute the gradients of one update, for a custom training loop; ``optim_step`` applies them."""
-        self._own = batch
+        self._own, self._holds_gradients = batch, True
         return await self.ask(self._gradients)
 
     async def optim_step(self, step: int) -> StepMetrics | NonfiniteBatch:
@@ -126,7 +128,9 @@ class TrainerMesh:
     async def _update(self, step: int) -> StepMetrics | NonfiniteBatch:
         if self._gradients_since != self._num_repaired:
             await self._gradients()
-        return await self.trainers.optim_step(self._own_batch().has_signal, step)
+        answer = await self.trainers.optim_step(self._own_batch().has_signal, step)
+        self._holds_gradients = False
+        return answer
 
     async def sft(self, batches: list[list[list]]) -> list[float]:
         """Run supervised steps; ``batches[i][group]`` are rows. Losses, one a batch."""
@@ -215,6 +219,8 @@ class TrainerMesh:
                     if self.trainers.is_complete:
                         raise
         finally:
+            if not self._holds_gradients:
+                self.colocation.release()
             self._lock.release()
 
     def _note_raised(self, error: ActorDied) -> None:

@@ -113,8 +113,9 @@ class WeightSync:
                 work.add_done_callback(retrieve_exception)  # it explains nothing if a trainer rank died
                 await asyncio.wait({work, *deaths}, return_when=asyncio.FIRST_COMPLETED)
                 if work.done() and trainers.is_complete:
-                    self._note_step_times(work.result())
-                    return work.result()
+                    statistics = [*work.result(), *self.colocation.take_statistics()]
+                    self._note_step_times(statistics)
+                    return statistics
                 work.cancel()  # it may wait for a rank that will never finish this version
                 await asyncio.wait({work})
                 await self.trainer.wait_until_complete()

@@ -8,7 +8,8 @@ Answers, environments, sandboxes and agents of the group stay, and do not hear o
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from monarch.actor import ActorError
 
@@ -18,8 +19,15 @@ from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.mesh.processes.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.remote_call import actor_of
 
+T = TypeVar("T")
+
 _NEWS_SECONDS = 2.0
 """How long a failed request waits for the news that its generator has died."""
+
+
+async def _result_of(answer: Awaitable[T]) -> T:
+    """Its result: what Monarch gives is awaitable, and no coroutine."""
+    return await answer
 
 
 class ReplicaFailed(RuntimeError):
@@ -60,8 +68,7 @@ class AskedGenerator:
         """Completions of a request. Errors: ReplicaFailed."""
         while True:
             generator = await self._present()
-            answer = within(self._patience, "an answer of the generator", generator.generate.call_one(request))
-            work = asyncio.ensure_future(answer)
+            work = asyncio.ensure_future(self._answer(generator, request))
             work.add_done_callback(retrieve_exception)
             try:
                 while not work.done() and self._generator is generator and not self._is_over:
@@ -75,6 +82,23 @@ class AskedGenerator:
                     raise failure from error
             finally:
                 work.cancel()
+
+    async def _answer(self, generator: Any, request: Request) -> list[Completion]:
+        """Errors: DeadlineError if a generator that is awake takes too long; those of the call."""
+        call = asyncio.ensure_future(_result_of(generator.generate.call_one(request)))
+        call.add_done_callback(retrieve_exception)
+        left = self._patience
+        try:
+            while not call.done() and left > 0:
+                await asyncio.wait({call}, timeout=left)
+                if not call.done():
+                    awake = within(_NEWS_SECONDS, "an answer of the generator", generator.seconds_awake.call_one())
+                    left = self._patience - await awake
+            if call.done():
+                return call.result()
+            raise DeadlineError(f"an answer of the generator did not end within {self._patience:g} s")
+        finally:
+            call.cancel()
 
     async def _present(self) -> Any:
         """Generator, once there is one. Errors: ReplicaFailed."""

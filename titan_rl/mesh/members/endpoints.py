@@ -143,6 +143,9 @@ class GeneratorEndpoints(PreparedEndpoints):
     def sleep(self) -> None: ...
 
     @stub
+    def seconds_awake(self) -> float: ...
+
+    @stub
     def account(self) -> tuple[int, int, int]: ...
 
     @stub

@@ -22,9 +22,14 @@ class NoneLeft(RuntimeError):
 class Router:
     """Router of groups to healthy actors. A group's samples stay together, since they share their prompt's cache."""
 
-    def __init__(self, kind: str, numbers: Iterable[int]):
+    def __init__(self, kind: str, numbers: Iterable[int], most_samples: int | None = None):
+        """``most_samples``: at each at once, after which groups wait for whichever has room; a larger group has one
+        for itself. None: no limit."""
         self.kind = kind
-        self._groups_at = dict.fromkeys(numbers, 0)
+        self._most_samples = most_samples
+        self._samples_at = dict.fromkeys(numbers, 0)
+        self._resting: set[int] = set()
+        self._num_waiting = 0
         self._out: dict[int, str] = {}
         self._given_up: dict[int, str] = {}
         self._faults_in_a_row: list[str] = []
@@ -38,11 +43,26 @@ class Router:
     @property
     def members(self) -> list[int]:
         """All numbers, those out of rotation included."""
-        return sorted(self._groups_at)
+        return sorted(self._samples_at)
 
     @property
     def healthy(self) -> list[int]:
-        return [number for number in self._groups_at if number not in self._out]
+        """Those that take groups now."""
+        return [number for number in self._samples_at if number not in self._out and number not in self._resting]
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a group waits for room."""
+        return self._num_waiting > 0
+
+    def rest(self, number: int) -> None:
+        """Take an actor out of rotation with its groups, which wait, until ``resume``; no fault is counted."""
+        self._resting.add(number)
+        self._notify()
+
+    def resume(self, number: int) -> None:
+        self._resting.discard(number)
+        self._notify()
 
     def take_out(self, number: int, reason: str) -> None:
         """Take a failed actor out of rotation until ``put_in``."""
@@ -58,17 +78,18 @@ class Router:
 
     def put_in(self, number: int) -> None:
         self._out.pop(number, None)
-        self._groups_at.setdefault(number, 0)
+        self._resting.discard(number)
+        self._samples_at.setdefault(number, 0)
         self._notify()
 
     def add(self, number: int) -> None:
         """Add an actor, out of rotation until ``put_in``."""
-        self._groups_at[number] = 0
+        self._samples_at[number] = 0
         self._out[number] = "it is being started"
 
     def remove(self, number: int) -> None:
         """Remove an actor; its groups may finish."""
-        del self._groups_at[number]
+        del self._samples_at[number]
         self._out.pop(number, None)
         self._notify()
 
@@ -84,20 +105,24 @@ class Router:
         self._faults_in_a_row.clear()
 
     @asynccontextmanager
-    async def choose(self, seconds: float, *, alone: bool = False) -> AsyncIterator[int]:
-        """The one that gets the group which the block works on; waits while all are out.
+    async def choose(
+        self, seconds: float, *, alone: bool = False, samples: int = 1, is_under_way: bool = False
+    ) -> AsyncIterator[int]:
+        """The one that gets the group which the block works on; waits while all are out or full.
 
-        ``alone``: no other group is there meanwhile. Errors: NoneLeft, with every one's reason; DeadlineError after
-        ``seconds`` in which all were out. One that is kept for a group that is alone is waited for without a limit:
-        that group has its own.
+        ``alone``: no other group is there meanwhile. ``samples``: of the group. ``is_under_way``: it waits for no room.
+        Errors: NoneLeft, with every one's
+        reason; DeadlineError after ``seconds`` in which all were out. One that is full, or kept for a group that is
+        alone, is waited for without a limit: those groups have their own.
         """
-        number = await (self._wait_for_idle(seconds) if alone else self._wait_for_one(seconds))
-        self._groups_at[number] += 1
+        needed = 0 if is_under_way else samples
+        number = await (self._wait_for_idle(seconds) if alone else self._wait_for_one(seconds, needed))
+        self._samples_at[number] += samples
         try:
             yield number
         finally:
-            if number in self._groups_at:
-                self._groups_at[number] = max(self._groups_at[number] - 1, 0)
+            if number in self._samples_at:
+                self._samples_at[number] = max(self._samples_at[number] - samples, 0)
             if alone:
                 self._free(number)
             self._notify()
@@ -108,7 +133,7 @@ class Router:
             number = await self._wait_for_one(seconds)
             self._reserved.add(number)
             try:
-                while number in self.healthy and self._groups_at[number]:
+                while number in self.healthy and self._samples_at[number]:
                     await self._next_change.wait()
             except BaseException:  # cancelled: nobody else would free it
                 self._free(number)
@@ -123,7 +148,12 @@ class Router:
         self._alone.discard(number)
         self._notify()
 
-    async def _wait_for_one(self, seconds: float) -> int:
+    def _has_room(self, number: int, samples: int) -> bool:
+        held, most = self._samples_at[number], self._most_samples
+        return most is None or not held or not samples or held + samples <= most
+
+    async def _wait_for_one(self, seconds: float, samples: int = 0) -> int:
+        """``samples``: for which it must have room; 0: it may be full."""
         now, deadline = asyncio.get_running_loop().time, None
         while True:
             if len(self._faults_in_a_row) >= _MAX_FAULTS:
@@ -131,17 +161,21 @@ class Router:
                 faults = last if first == last else f"first {first}; at last {last}"
                 raise NoneLeft(f"{_MAX_FAULTS} faults without a group between them: {faults}")
             healthy = self.healthy
-            if free := [number for number in healthy if number not in self._reserved]:
-                return min(free, key=self._groups_at.__getitem__)
-            if set(self._groups_at) <= set(self._given_up):
+            free = [number for number in healthy if number not in self._reserved]
+            if able := [number for number in free if self._has_room(number, samples)]:
+                return min(able, key=self._samples_at.__getitem__)
+            if set(self._samples_at) <= set(self._given_up):
                 raise NoneLeft(f"no {self.kind} is left: {self._reasons(self._given_up)}")
             deadline = None if healthy else deadline or now() + seconds
+            self._num_waiting += bool(free)
             try:
                 await asyncio.wait_for(self._next_change.wait(), None if deadline is None else deadline - now())
             except TimeoutError:
                 raise DeadlineError(
                     f"no {self.kind} came back within {seconds:g} s: {self._reasons(self._out)}"
                 ) from None
+            finally:
+                self._num_waiting -= bool(free)
 
     def _notify(self) -> None:
         """Somebody came, went or is done."""

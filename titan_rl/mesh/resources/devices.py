@@ -14,7 +14,8 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.placement import PlacementConfig
 from titan_rl.config.sections.schema import GeneratorConfig
 
-TRAINER, GENERATOR = "trainer", "generator"
+TRAINER, GENERATOR, HELPER = "trainer", "generator", "helper generator"
+ENGINES = (GENERATOR, HELPER)
 
 
 @dataclass(frozen=True, order=True)
@@ -50,9 +51,16 @@ class DeviceTable:
         """Of the ranks of a role of one group; none for a role without processes."""
         return [seat for group in self.seats.get(role, ()) for seat in group]
 
-    def engines(self) -> list[tuple[Seat, ...]]:
-        """Of each engine that there is room for, its ranks' seats."""
-        return [tuple(group) for group in self.seats.get(GENERATOR, ())]
+    def engines(self, role: str = GENERATOR) -> list[tuple[Seat, ...]]:
+        """Of each engine that there is room for, its ranks' seats. ``role``: or those on the trainer's devices."""
+        return [tuple(group) for group in self.seats.get(role, ())]
+
+    def with_helpers(self, count: int, ranks: int) -> "DeviceTable":
+        """With so many engines on the trainer's devices. Errors: ConfigError if those are too few."""
+        crew = Crew(HELPER, ranks, count, of_one_host=True, mend="placement.helper_generators")
+        free = self.of_role(TRAINER)
+        words = f"{len(free)} of the trainer"
+        return replace(self, seats={**self.seats, HELPER: list(_seated(crew, free, words))})
 
     def at(self, seat: Seat) -> list[tuple[str, int, int]]:
         """Ranks on a GPU: (role, group, rank)."""
@@ -129,7 +137,7 @@ def _of_one_host(seats: list[Seat], ranks: int) -> list[Seat]:
 def _check_named(crews: Sequence[Crew], settings: PlacementConfig, devices_per_host: int) -> None:
     roles = [crew.role for crew in crews]
     for role, named in vars(settings).items():
-        if role == "mode" or not named:
+        if not (isinstance(named, list) and named):
             continue
         setting = f"placement.{role} = {named}"
         if role not in roles:
@@ -149,18 +157,27 @@ def _words(count: int, hosts: int) -> str:
 
 
 @dataclass(frozen=True)
+class EngineMemory:
+    """Memory of each rank of an engine."""
+
+    kv_cache_gib: float
+    share: float
+    """Of a GPU's memory, in all."""
+
+
+@dataclass(frozen=True)
 class Devices:
     """Device placement of a run on GPUs."""
 
     table: DeviceTable
-    kv_cache_gib: float
-    """Of each rank of an engine."""
-    engine_share: float
-    """Of a GPU's memory, that a rank of an engine takes in all."""
+    engine: EngineMemory
+    helper: EngineMemory
+    """Of an engine on the trainer's devices."""
 
-    def of_engine(self, generator: GeneratorConfig) -> GeneratorConfig:
+    def of_engine(self, generator: GeneratorConfig, *, is_helper: bool = False) -> GeneratorConfig:
         """Settings of an engine, with the placement's memory shares."""
-        return replace(generator, kv_cache_gib=self.kv_cache_gib, gpu_memory_utilization=self.engine_share)
+        memory = self.helper if is_helper else self.engine
+        return replace(generator, kv_cache_gib=memory.kv_cache_gib, gpu_memory_utilization=memory.share)
 
 
 def seats_of(devices: Devices | None, *roles: str) -> list[Seat]:

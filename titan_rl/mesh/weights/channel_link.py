@@ -187,6 +187,12 @@ class WeightLink:
                 self.routes.hold([*self.routes.holders, replica])
             self._connected.append(replica)
 
+    async def update(self, replica: Replica) -> EngineStatistics:
+        """Have a connected replica that slept use the version that is live."""
+        async with self._lock:
+            assert self.version is not None, "there is something to sample"
+            return await self._fetch_and_apply(replica, self.version, self.routes.alone(replica, self.epoch))
+
     # after the trainer was repaired (trainer_repair.Follower)
 
     async def reopen(self) -> None:

@@ -106,7 +106,7 @@ def scenario_of(models: Models, lengths: Lengths, rates: Rates, plan: DevicePlan
     machine = plan.machine if plan else Machine(1 << 20, 0.0)
     layout = layout_of(checked.titan, config.algorithm.updates_per_batch, machine.devices_per_host)
     kv_cache = plan.kv_cache if plan else config.generator.kv_cache_gib * 2**30
-    in_turns = bool(plan.in_turns) if plan else config.placement.mode == "colocated"
+    in_turns = config.placement.mode == "colocated"
     return Scenario(
         work=Work.of(models.hf, models.policy),
         batch=batch,

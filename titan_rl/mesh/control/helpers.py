@@ -1,0 +1,153 @@
+"""Helper generators: engines on the trainer's devices, ``[placement] helper_generators``.
+
+    the trainer works                                  the trainer waits, and groups wait for an engine
+    helpers sleep, and what they sample  ──lend──▶     its moments lie on the host; helpers wake up with the live
+    waits, with its tokens               ◀──take──     version, go on where they were, and take groups
+
+A call to the trainer takes the devices back at once. They are lent when the trainer has waited for as long as lending
+and taking them takes, so that at most as much time is lost again as has passed anyway (the rule of rent or buy: Karlin
+et al., "Competitive snoopy caching", Algorithmica 1988). Who dies is replaced as under colocation, a helper
+in its next turn.
+"""
+
+import asyncio
+import dataclasses
+import time
+from contextlib import suppress
+from math import inf
+
+from titan_rl.data.types import EngineStatistics
+from titan_rl.mesh.control.colocation import NoColocation, fall_asleep
+from titan_rl.mesh.control.generators import Generators
+from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints
+from titan_rl.mesh.members.replica import Replica
+from titan_rl.mesh.members.trainers import Trainers
+from titan_rl.mesh.supervision.actor_process import ActorDied, last_line
+from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.telemetry.step_record import StepRecord
+from titan_rl.mesh.weights.channel_link import WeightLink
+
+_LOOK_SECONDS = 0.05
+"""Between two looks whether the trainer waits."""
+
+
+class HelperTurns(NoColocation):
+    """Turns of trainer and helpers: owner of whose devices the trainer's are."""
+
+    def __init__(
+        self, trainers: Trainers, generators: Generators, link: WeightLink, seconds: float, record: StepRecord
+    ):
+        """``seconds``: of any call. ``record``: how long the turn took to change."""
+        super().__init__()
+        self.trainers, self.generators, self.link, self.seconds = trainers, generators, link, seconds
+        self._record = record
+        self._lock = asyncio.Lock()
+        """Held while the turn changes."""
+        self._are_lent = self._is_offloaded = False
+        self._waits_since: float | None = None
+        """When the trainer had nothing more to do; None: it works."""
+        self._seconds_to_lend = self._seconds_to_take = 0.0
+        """The least so far; 0: never yet."""
+        self._statistics: list[EngineStatistics] = []
+
+    async def begin(self) -> None:
+        await self.generators.helper_gate.shut()
+
+    async def start(self) -> None:
+        """Start the helpers once all others are up; they are connected, and sleep from the trainer's next call on."""
+        async with self._lock:
+            await self._leave()
+            await self.generators.start_helpers()
+
+    async def take(self, *, dead: bool = False) -> None:
+        self._waits_since = None
+        async with self._lock:
+            if self._are_lent:
+                await self.generators.helper_gate.shut()
+            start = time.monotonic()
+            if self._are_lent:
+                await self._put_to_sleep()
+            if self._is_offloaded and not dead:
+                with self._record.span("take the device back", *self._ranks()):
+                    await self.trainers.call(TrainerEndpoints.onload(), what="taking the device back")
+                self._is_offloaded = False
+                self._seconds_to_take = min(self._seconds_to_take or inf, time.monotonic() - start)
+
+    async def _put_to_sleep(self) -> None:
+        helpers = self._helpers()
+        for replica in helpers:
+            self.generators.router.rest(replica.number)
+        async with self.link.undisturbed():
+            await asyncio.gather(*(self._sleep(replica) for replica in helpers))
+        self._are_lent = False
+
+    async def _sleep(self, replica: Replica) -> None:
+        """With what it did for the step's account. One that fails is replaced."""
+        if not await fall_asleep(self.generators, replica, self.seconds, self._record):
+            return
+        request, what = GeneratorEndpoints.take_statistics(), f"taking statistics of generator {replica.number}"
+        with suppress(ActorDied):
+            statistics = await call(replica.ranks[0], request, seconds=self.seconds, what=what)
+            self._statistics.append(dataclasses.replace(statistics, generator=replica.number))
+
+    def take_statistics(self) -> list[EngineStatistics]:
+        taken, self._statistics = self._statistics, []
+        return taken
+
+    def release(self) -> None:
+        self._waits_since = time.monotonic()
+
+    async def watch(self) -> None:
+        """For as long as the run lasts: lend the devices where that pays, and let nobody who sleeps miss a deadline."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not self._are_lent:
+                for deadline in (deadline for replica in self._helpers() for deadline in replica.deadlines):
+                    deadline.restart()
+            if self._pays():
+                try:
+                    await self._lend()
+                except Exception as error:  # the run goes on without, and its trainer's owner repairs what died
+                    self._waits_since = None
+                    self.generators.log(f"the trainer's devices were not lent to helpers: {last_line(error)}")
+
+    def _pays(self) -> bool:
+        if self._are_lent or self._waits_since is None or self.link.version != self.link.published:
+            return False
+        wanted = self.generators.router.is_crowded or any(replica.num_groups for replica in self._helpers())
+        waited = time.monotonic() - self._waits_since
+        return wanted and waited >= self._seconds_to_lend + self._seconds_to_take
+
+    async def _lend(self) -> None:
+        async with self._lock:
+            if self._waits_since is None:  # meanwhile
+                return
+            start = time.monotonic()
+            await self._leave()
+            await asyncio.gather(*(self._wake(replica) for replica in self._helpers()))
+            self._seconds_to_lend = min(self._seconds_to_lend or inf, time.monotonic() - start)
+
+    async def _leave(self) -> None:
+        """Errors: ActorDied."""
+        self._is_offloaded = True
+        with self._record.span("leave the device", *self._ranks()):
+            await self.trainers.call(TrainerEndpoints.offload(), what="leaving the device")
+        self._are_lent = True
+        self.generators.helper_gate.open()
+
+    async def _wake(self, replica: Replica) -> None:
+        try:
+            await self.link.update(replica)
+        except ActorDied:
+            return  # its owner replaces it
+        except Exception as error:  # as of an update that fails
+            self.generators.fail(replica.number, f"did not wake up: {last_line(error)}")
+            return
+        self.generators.router.resume(replica.number)
+
+    def _helpers(self) -> list[Replica]:
+        replicas = self.generators.replicas
+        return [replicas[number] for number in self.generators.helpers if number in replicas]
+
+    def _ranks(self) -> list[str]:
+        return [rank.name for rank in self.trainers.ranks]
