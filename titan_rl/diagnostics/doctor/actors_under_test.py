@@ -146,8 +146,8 @@ class ActorsUnderTest:
         return _answers(await self.trainer.call(TrainerEndpoints.examine(cloudpickle.dumps(function))))
 
     async def ask_generators(self, function: "Callable[[GenerationEngine], T]") -> list[T]:
-        """Results of a function of each rank's engine."""
-        ranks = [rank for replica in self.meshes.generators.replicas.values() for rank in replica.ranks]
+        """Results of a function of each rank's engine; helpers that sleep hold no weights."""
+        ranks = [rank for replica in self.meshes.generators.healthy for rank in replica.ranks]
         return await self._ask_all(ranks, GeneratorEndpoints.examine(cloudpickle.dumps(function)))
 
     async def ask_verifiers(self, function: "Callable[[Verifier], T]") -> list[T]:

@@ -165,7 +165,7 @@ async def _synced(context: CheckContext, actors: ActorsUnderTest, bandit: Bandit
 async def _ask_long(actors: ActorsUnderTest, prompt: np.ndarray) -> np.ndarray:
     """A prompt of many blocks, which is in the engines' caches from now on."""
     long = np.resize(prompt, min(_LONG, actors.meshes.max_tokens - _TOKENS - 1)).astype(np.int32)
-    for _ in range(2 * len(actors.meshes.generators.replicas)):
+    for _ in range(2 * len(actors.meshes.generators.healthy)):
         await actors.complete(long, 2, 1)
     return long
 
