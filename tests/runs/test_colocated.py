@@ -32,9 +32,13 @@ COLOCATED = dict(placement__mode="colocated")
         ({"recovery": {"warm_spares": 1}}, "recovery.warm_spares = 0"),
         ({"data": {"file": "task"}, "algorithm": {"name": "sft"}}, "leave it out"),
         ({"placement": {"mode": "colocated", "helper_generators": 1}}, "leave one of both out"),
-        ({"placement": {"helper_generators": 1}}, "set that above 0"),
+        ({"placement": {"helper_generators": 1}, "generator": {"max_num_seqs": 8}}, "set that above 0"),
+        ({"placement": {"helper_generators": 1}}, "16 groups are sampled .*, and engines have room for 17"),
         ({"placement": {"helper_generators": 2}, "rollout": {"max_staleness": 1}}, "which has 1: lower it"),
-        ({"placement": {"helper_generators": 1}, "generator": {"update": "drain"}}, "take 'in_flight'"),
+        (
+            {"placement": {"helper_generators": 1}, "generator": {"update": "drain"}, "rollout": {"max_staleness": 1}},
+            "take 'in_flight'",
+        ),
     ],
 )
 def test_a_run_that_cannot_take_turns_is_refused(tables, mend):

@@ -27,3 +27,8 @@ class PlacementConfig:
     def helper_numbers(self, replicas: int) -> range:
         """Numbers of helper generators, which follow those of the replicas."""
         return range(replicas, replicas + self.helper_generators)
+
+
+def most_samples(max_num_seqs: int, group_size: int) -> int:
+    """Samples that an engine takes at once where there are helpers: with a group that waits, so that it never does."""
+    return max_num_seqs + group_size

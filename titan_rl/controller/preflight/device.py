@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.placement import most_samples
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.callbacks import RecordEvent
 from titan_rl.models.device import DEVICE_TYPE
@@ -68,6 +69,15 @@ def _check_helpers(config: Config, titan: TitanConfig, *, on_cpu: bool) -> None:
         raise ConfigError(
             f"{setting} engines of generator.tensor_parallel = {ranks} need {count * ranks} devices of the trainer, "
             f"which has {titan.world_size}: lower it"
+        )
+    rollout, generator = config.rollout, config.generator
+    groups = rollout.prompts_per_step * (1 + rollout.max_staleness)
+    of_each = most_samples(generator.max_num_seqs, rollout.group_size) // rollout.group_size
+    room = generator.replicas * of_each
+    if groups <= room:
+        raise ConfigError(
+            f"{setting}: {groups} groups are sampled at once at most, and engines have room for {room}, so that none "
+            f"waits for a helper; lower generator.max_num_seqs, or leave this out"
         )
     if on_cpu and not config.rollout.max_staleness:
         raise ConfigError(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from titan_rl.config.sections.placement import most_samples
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints
 from titan_rl.mesh.members.replica import Replica
 from titan_rl.mesh.members.router import Replacements, Router
@@ -88,7 +89,7 @@ class Generators:
         helpers = config.placement.helper_numbers(config.generator.replicas)
         self.helpers = range(0) if helper_environment is None else helpers
         """Numbers of engines on the trainer's devices."""
-        most = config.generator.max_num_seqs + config.rollout.group_size if self.helpers else None
+        most = most_samples(config.generator.max_num_seqs, config.rollout.group_size) if self.helpers else None
         self.router = Router("generator", range(config.generator.replicas), most)
         self.replicas: dict[int, Replica] = {}
         table = None if devices is None else devices.table
