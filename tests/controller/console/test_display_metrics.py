@@ -180,6 +180,15 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "log.txt").read_text().splitlines() == lines
 
 
+def test_a_line_tells_of_drafts_where_there_are_any(capsys):
+    with Display(1) as display:
+        display.step(record_of(1))
+        display.step(record_of(1) | {"draft_acceptance_rate": 0.354, "drafter_loss": 1.25})
+    without, drafting = capsys.readouterr().out.splitlines()
+    assert "draft" not in without
+    assert "  draft_acceptance_rate 35%  drafter_loss 1.2500  0.50 s" in drafting
+
+
 def test_fast_steps_show_the_first_and_the_last_and_few_between(capsys, monkeypatch):
     show(monkeypatch, 1000, seconds_per_step=0.1)
     steps = [int(line.split()[1].partition("/")[0]) for line in capsys.readouterr().out.splitlines()]

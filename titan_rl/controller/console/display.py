@@ -19,9 +19,12 @@ from titan_rl.config.io.terminal import Terminal
 from titan_rl.controller.console.step_table import COLUMNS, MOST_STEPS, Sample, headline, panel, sample_line
 from titan_rl.data.storage.files import LineFile, unless_full
 
-_IN_LINE = ("reward", "accuracy", "groups_with_signal", "entropy", "response_length", "agreement_mean", "grad_norm")
+_IN_LINE = (
+    *("reward", "accuracy", "groups_with_signal", "entropy", "response_length", "agreement_mean", "grad_norm"),
+    *("draft_acceptance_rate", "drafter_loss"),
+)
 _ON_DATA = ("loss", "rewards/accuracies", "rewards/margins", "grad_norm", "learning_rate", "epoch")
-"""Of a run without rollouts, where the step has it."""
+"""Metrics of a line, where the step has them; ``_ON_DATA``: of a run without rollouts."""
 _LINE_SECONDS, _SAMPLE_SECONDS = 3.0, 60.0
 """Without a terminal, a line, and an answer, at most this often."""
 
@@ -119,7 +122,8 @@ def _console() -> Terminal:
 
 def _names(record: dict[str, float]) -> tuple[str, ...]:
     """What a line tells of a step."""
-    return _IN_LINE if "reward" in record else tuple(name for name in _ON_DATA if name in record)
+    names = _IN_LINE if "reward" in record else _ON_DATA
+    return tuple(name for name in names if name in record)
 
 
 def _drop_unwritable() -> None:

@@ -41,6 +41,7 @@ COLUMNS = {
     "tokens_per_second_forward_backward": "{:,.0f}",
     "prompt_tokens_cached": "{:.0%}",
     "draft_acceptance_rate": "{:.0%}",
+    "drafter_loss": "{:.4f}",
 }
 """Metrics that are shown, the more important first: a small terminal shows as many as it has lines for."""
 MOST_STEPS = 8
