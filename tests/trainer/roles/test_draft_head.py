@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.model_directory import hub
 from titan_rl.config.model_directory.draft_heads import find_draft_head, layers_read
 from titan_rl.controller.preflight.checks import check
 from titan_rl.data.types import Segment
@@ -261,6 +262,15 @@ def test_another_policys_head_is_one_line(models, tmp_path, changed, said):
         tables = {"model": {"path": str(models / "policy")}, "drafter": {"path": str(tmp_path)}}
         check(load_config(None, tables | DRAFTS))
     assert said in str(caught.value).splitlines()[0]
+
+
+@pytest.mark.parametrize("path", ["nowhere", "models/nowhere"])
+def test_a_head_that_is_not_there_is_told_with_how_one_is_made(monkeypatch, path):
+    """The second may be a name of the Hub."""
+    monkeypatch.setattr(hub, "_newest_revision", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, DRAFTS | {"drafter": {"path": path}})
+    assert str(caught.value).endswith("; `titan-rl model eagle3 DIR --model.path POLICY` makes one")
 
 
 @pytest.mark.parametrize(

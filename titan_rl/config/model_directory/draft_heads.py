@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.model_directory.config_checks import check_sizes, read_config
+from titan_rl.config.model_directory.config_checks import NoModelError, check_sizes, read_config
 from titan_rl.config.model_directory.directory import stored_tensors
 from titan_rl.config.model_directory.hub import fetch, is_hub_name
 from titan_rl.config.model_directory.safetensors_files import StoredTensor
@@ -19,10 +19,8 @@ TABLES = (MAPPING, "t2d")
 """Which of the policy's tokens a head of a smaller vocabulary can draft: differences of numbers, and flags."""
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 LAYERS = "eagle_aux_hidden_state_layer_ids"
-_GIVE = (
-    "give the directory of a head that was trained for this policy; `titan-rl model eagle3 DIR --model.path POLICY` "
-    "makes one"
-)
+_MAKE = "`titan-rl model eagle3 DIR --model.path POLICY` makes one"
+_GIVE = f"give the directory of a head that was trained for this policy; {_MAKE}"
 _REQUIRED = {
     **dict.fromkeys(("norm_before_fc", "norm_before_residual", "fc_norm", "norm_output"), False),
     **{"use_aux_hidden_state": True, "num_aux_hidden_states": NUM_STATES, "logit_scale": 1.0},
@@ -45,9 +43,9 @@ def find_draft_head(path: str, *, own_family: bool = False) -> str:
 
     ``own_family``: no matter. Errors: ValueError, in one line, for what is no head, or one of another kind."""
     if is_hub_name(path):
-        path = fetch(path, lambda folder: _check_config(read_config(folder)))
+        path = _fetch(path)
     try:
-        _check_config(config := read_config(Path(path)))
+        _check_config(config := read_head_config(Path(path)))
         tensors = stored_tensors(path)
         weights = {name: tensor for name, tensor in tensors.items() if name not in TABLES}
         check_dtypes(weights)
@@ -57,6 +55,23 @@ def find_draft_head(path: str, *, own_family: bool = False) -> str:
     except OSError as error:
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
     return path
+
+
+def read_head_config(path: Path) -> dict[str, Any]:
+    """Errors: ValueError if the directory holds no config.json."""
+    try:
+        return read_config(path)
+    except NoModelError as error:
+        raise ValueError(f"{error.why}: {_GIVE}") from None
+
+
+def _fetch(name: str) -> str:
+    """Errors: ValueError, which says how a head is made: ``name`` may be meant as a directory's."""
+    try:
+        return fetch(name, lambda folder: _check_config(read_config(folder)))
+    except ValueError as error:
+        made = "" if _MAKE in str(error) else f"; {_MAKE}"
+        raise ValueError(f"{error}{made}") from None
 
 
 def _check_fc(fc: StoredTensor | None, config: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory.config_checks import read_config as read_directory
+from titan_rl.config.model_directory.draft_heads import read_head_config
 from titan_rl.config.model_directory.hub import fetch_config, is_hub_name
 from titan_rl.config.sections.schema import MADE_MODELS, Config
 from titan_rl.controller.planning.data_plan import measure_data
@@ -47,6 +48,7 @@ from titan_rl.controller.preflight.engine_checks import check_decoding, check_ex
 from titan_rl.controller.preflight.ineffective_settings import check_read
 from titan_rl.controller.preflight.role_checks import check_roles
 from titan_rl.trainer.model.layout import check_products
+from titan_rl.trainer.roles.names import DRAFTER
 
 _ROLES = ("model", "reference", "teacher", "critic", "implicit_reward", "drafter")
 OWN_TABLES = ("shape", "rates")
@@ -147,11 +149,15 @@ def _with_shapes(config: Config, request: PlanRequest) -> Iterator[Config]:
             config = replace(config, model=replace(config.model, path=path))
         for role in _ROLES:
             settings = getattr(config, role)
-            if (path := _shaped(settings.path, f"{role}.path", Path(folder) / role)) != settings.path:
+            is_head = role == DRAFTER and config.generator.speculative.method == "eagle3"
+            path = _shaped(settings.path, f"{role}.path", Path(folder) / role, is_head=is_head)
+            if path != settings.path:
                 config = replace(config, **{role: replace(settings, path=path)})
         drafts = config.generator.speculative
         if drafts.model:
-            drafts = replace(drafts, model=_shaped(drafts.model, "generator.speculative.model", Path(folder) / "draft"))
+            place = Path(folder) / "draft"
+            path = _shaped(drafts.model, "generator.speculative.model", place, is_head=drafts.method == "eagle3")
+            drafts = replace(drafts, model=path)
             config = replace(config, generator=replace(config.generator, speculative=drafts))
         paths = config.teacher.by_task
         by_task = {
@@ -161,7 +167,8 @@ def _with_shapes(config: Config, request: PlanRequest) -> Iterator[Config]:
         yield replace(config, teacher=replace(config.teacher, by_task=by_task))
 
 
-def _shaped(path: str, setting: str, folder: Path) -> str:
+def _shaped(path: str, setting: str, folder: Path, *, is_head: bool = False) -> str:
+    """``is_head``: it is a draft head's. Errors: ConfigError."""
     if not path or setting == "model.path" and path in MADE_MODELS:
         return path
     if is_known(path) and not Path(path).exists():
@@ -169,9 +176,9 @@ def _shaped(path: str, setting: str, folder: Path) -> str:
     try:
         if is_hub_name(path) and not Path(path).exists():
             return fetch_config(path)
-        read_directory(Path(path))
+        (read_head_config if is_head else read_directory)(Path(path))
     except ValueError as error:
-        raise ConfigError(f"{setting} = {path!r}: {error}; or give its --shape") from None
+        raise ConfigError(f"{setting} = {path!r}: {error}" + ("" if is_head else "; or give its --shape")) from None
     return path
 
 
