@@ -249,12 +249,13 @@ class Trainer(Actor):
         return writer.region.handle(over_rdma, over_tcp)
 
     @endpoint
-    def sft(self, batches: list[RowsHandle]) -> list[float]:
-        """Run supervised steps; ``batches[group]`` holds that group's rows of every step. Losses, one a step."""
+    def sft(self, batches: list[RowsHandle], num_steps: int) -> list[float]:
+        """Run the next of ``num_steps`` supervised steps; ``batches[group]`` holds that group's rows of every step.
+        Losses, one a step."""
         from titan_rl.trainer.distributed.process_group import leave_group_on_error
 
         with leave_group_on_error():
-            return self.learner.sft(self._pull(batches), self.config.sft.lr)
+            return self.learner.sft(self._pull(batches), self.config.sft.lr, num_steps)
 
     @endpoint
     def train(

@@ -3,6 +3,7 @@
 import sys
 import unittest.mock
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -303,6 +304,18 @@ def test_sft_lowers_the_loss_and_leaves_optimizer_and_schedule_alone(make_learne
     assert train(learner, 0).learning_rate == 1e-3
 
 
+def test_sft_in_calls_of_some_steps_each_ends_with_the_same_weights(make_learner):
+    """Moments and schedule stay between them."""
+    batches = [batch_of(seed).rows[0] for seed in range(4)]
+    for row in chain(*batches):
+        row.advantage_S[:] = 1
+    whole, parts = make_learner(), make_learner()
+    losses = whole.sft(batches, 1e-2)
+    assert [loss for batch in batches for loss in parts.sft([batch], 1e-2, len(batches))] == losses
+    pairs = zip(whole.shards(), parts.shards(), strict=True)
+    assert all(torch.equal(one.tensor, other.tensor) for one, other in pairs)
+
+
 def test_agreement_by_hand():
     trainer, sampler = torch.tensor([-1.0, -2.0, -9.0]), torch.tensor([-1.5, -1.0, 0.0])
     sums = agreement_sums(trainer, sampler, torch.tensor([True, True, False]))
@@ -496,8 +509,10 @@ def test_nonfinite_values_end_sft_by_name(make_learner):
     batch = with_fault(batch_of(1), "loss", "p1", 2)
     for row in batch.rows[0]:
         row.advantage_S[:] = np.nan
+    learner = make_learner()
+    learner.sft([batch_of(0).rows[0]], lr=1e-3, num_steps=2)
     with pytest.raises(FloatingPointError, match="SFT step 2: .*p0 sample 0"):
-        make_learner().sft([batch_of(0).rows[0], batch.rows[0]], lr=1e-3)
+        learner.sft([batch.rows[0]], lr=1e-3, num_steps=2)
 
 
 def test_a_streak_of_nonfinite_batches_ends_only_with_a_step_that_is_new():

@@ -19,3 +19,13 @@ class RecordMetrics(Protocol):
     """Takes what a step measured, by name; ``step`` is the step's number. Errors: DiskFull."""
 
     def __call__(self, record: dict[str, float], /) -> None: ...
+
+
+class OnLoss(Protocol):
+    """Takes the loss of a supervised step; the first step is 1."""
+
+    def __call__(self, step: int, loss: float, /) -> None: ...
+
+
+def ignore_loss(step: int, loss: float) -> None:
+    """``OnLoss`` of who does not want it."""

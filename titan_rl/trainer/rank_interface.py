@@ -78,8 +78,9 @@ class TrainerRank(ABC):
         Returns the result of each update; empty on ranks of a learned role."""
 
     @abstractmethod
-    def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
-        """Supervised steps; returns their losses, empty on ranks of a learned role."""
+    def sft(self, batches: list[list[Row]], lr: float, num_steps: int = 0) -> list[float]:
+        """The next of ``num_steps`` supervised steps (0: all of them); returns their losses, empty on ranks of a
+        learned role."""
 
     def take_settings(self, config: Config) -> None:  # noqa: B027  (of the policy; a role in ranks of its own has others)
         """Replace the policy's optimizer, schedule and algorithm settings between two updates."""

@@ -180,6 +180,17 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "log.txt").read_text().splitlines() == lines
 
 
+def test_supervised_steps_have_a_line_now_and_then(capsys, monkeypatch):
+    clock = count(1000.0, 1.0)
+    monkeypatch.setattr("titan_rl.controller.console.display.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with Display(25) as display:
+        for step in range(1, 10):
+            display.sft_step(9, step, 4.6625 / step)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines] == ["1/9", "4/9", "7/9"]
+    assert lines[0] == "SFT step    1/9  loss 4.6625"
+
+
 def test_a_line_tells_of_drafts_where_there_are_any(capsys):
     with Display(1) as display:
         display.step(record_of(1))

@@ -85,13 +85,25 @@ class Display:
         if self._live:  # whose thread draws it
             return
         now = time.monotonic()
-        if now - self._last_line >= _LINE_SECONDS or record["step"] in (1, self.num_steps):
+        if self._is_due(now) or record["step"] in (1, self.num_steps):
             self._last_line = now
             values = "  ".join(f"{name} {COLUMNS[name].format(record[name])}" for name in _names(record))
             self.log(f"step {record['step']:>4}/{self.num_steps}  {values}  {record['seconds_step']:.2f} s")
             if sample is not None and now - self._last_sample >= _SAMPLE_SECONDS:
                 self._last_sample = now
                 self.log(f"  {sample_line(sample)}")
+
+    def sft_step(self, num_steps: int, step: int, loss: float) -> None:
+        """A supervised step before the first; the last one has a line of its own."""
+        if self._live or step == num_steps:
+            return
+        now = time.monotonic()
+        if self._is_due(now) or step == 1:
+            self._last_line = now
+            self.log(f"SFT step {step:>4}/{num_steps}  loss {COLUMNS['loss'].format(loss)}")
+
+    def _is_due(self, now: float) -> bool:
+        return now - self._last_line >= _LINE_SECONDS
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._view(options.max_width, console.height)

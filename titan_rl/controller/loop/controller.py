@@ -112,8 +112,9 @@ class Controller(Loop):
 
     async def begin(self) -> None:
         """SFT steps if there are any, version 0, and what the model can do before any training."""
+        on_step = partial(self.reporter.display.sft_step, self.config.sft.steps)
         self.reporter.display.enter("supervised steps")
-        await self.stop.interrupts(self.recovery.sft(self.trainer, self.meshes.dispatcher))
+        await self.stop.interrupts(self.recovery.sft(self.trainer, self.meshes.dispatcher, on_step))
         await keep_policy(self.config, self.algorithm, self.run_dir, self.meshes)
         await self.frozen.begin()
         await self.trainer.begin_at(0)

@@ -83,7 +83,9 @@ class OfflineController(Loop):
     async def begin(self) -> None:
         """SFT steps if there are any, and what the model can do before any training."""
         self._log_data()
-        await self.stop.interrupts(self.recovery.sft(self.trainer))
+        on_step = partial(self.reporter.display.sft_step, self.steps.config.sft.steps)
+        self.reporter.display.enter("supervised steps")
+        await self.stop.interrupts(self.recovery.sft(self.trainer, on_step))
         await keep_policy(self.steps.config, self.steps.algorithm, self.run_dir, self.meshes)
         await self.frozen.begin()
         await self.trainer.begin_at(0)

@@ -5,7 +5,7 @@ import time
 
 from titan_rl.controller.offline.steps import DataSteps
 from titan_rl.controller.recovery.catch_up import RecoveryBase
-from titan_rl.data.callbacks import Log
+from titan_rl.data.callbacks import Log, OnLoss, ignore_loss
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.members.trainers import Trainers
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
@@ -17,11 +17,11 @@ class DataRecovery(RecoveryBase):
         super().__init__(folder, progress, log)
         self.steps = steps
 
-    async def sft(self, trainer: TrainerMesh) -> None:
+    async def sft(self, trainer: TrainerMesh, on_step: OnLoss = ignore_loss) -> None:
         """The supervised steps before the first, if there are any."""
         if self.steps.config.sft.steps:
             start = time.perf_counter()
-            await self._take_sft(trainer, await asyncio.to_thread(self.steps.sft_rows), start)
+            await self._take_sft(trainer, await asyncio.to_thread(self.steps.sft_rows), start, on_step)
 
     async def _step_again(self, trainers: Trainers, step: int) -> None:
         await self.steps.train(trainers, step)

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from titan_rl.data.callbacks import Log
+from titan_rl.data.callbacks import Log, OnLoss
 from titan_rl.data.types import Row
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.hosts.host_path import HostPath
@@ -31,9 +31,9 @@ class RecoveryBase(ABC):
     async def _step_again(self, trainers: Trainers, step: int) -> None:
         """A step that the run has done; the ranks are at the one before."""
 
-    async def _take_sft(self, trainer: TrainerMesh, rows: list[list[list[Row]]], start: float) -> None:
+    async def _take_sft(self, trainer: TrainerMesh, rows: list[list[list[Row]]], start: float, on_step: OnLoss) -> None:
         """The supervised steps before the first. ``start``: when work on them began, by ``time.perf_counter``."""
-        losses = await trainer.sft(rows)
+        losses = await trainer.sft(rows, on_step)
         self._sft_rows = rows
         self.progress.seconds_sft = time.perf_counter() - start
         self.log(

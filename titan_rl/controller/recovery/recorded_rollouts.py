@@ -15,7 +15,7 @@ from titan_rl.algorithms.batches.batching import sft_batches, step_batches
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.device import tolerance_here
 from titan_rl.controller.recovery.catch_up import RecoveryBase
-from titan_rl.data.callbacks import Log, RecordEvent
+from titan_rl.data.callbacks import Log, OnLoss, RecordEvent, ignore_loss
 from titan_rl.data.types import Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.environments.prompts.stream import PromptStream, sft_stream
 from titan_rl.environments.rollout.decoding import decoding_of
@@ -56,7 +56,7 @@ class Recovery(RecoveryBase):
         self.run_dir, self.stream, self.ledger = run_dir, stream, ledger
         self.metrics, self.record_event = metrics, record_event
 
-    async def sft(self, trainer: TrainerMesh, dispatcher: Dispatcher) -> None:
+    async def sft(self, trainer: TrainerMesh, dispatcher: Dispatcher, on_step: OnLoss = ignore_loss) -> None:
         """Supervised steps on demonstrations from a stream of their own."""
         settings = self.config.sft
         if not settings.steps:
@@ -65,7 +65,7 @@ class Recovery(RecoveryBase):
         stream = sft_stream(self.stream.task, self.config.run.seed)
         rollouts = await dispatcher.demonstrate(list(islice(stream, settings.steps * settings.examples_per_step)))
         rows = [batch.rows for batch in sft_batches(rollouts, self.config, self.layout)]
-        await self._take_sft(trainer, rows, start)
+        await self._take_sft(trainer, rows, start, on_step)
 
     def _go_to(self, state: ControllerState) -> None:
         super()._go_to(state)

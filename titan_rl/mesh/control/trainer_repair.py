@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
+from titan_rl.data.callbacks import OnLoss, ignore_loss
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.control.colocation import NoColocation
@@ -132,9 +133,10 @@ class TrainerMesh:
         self._holds_gradients = False
         return answer
 
-    async def sft(self, batches: list[list[list]]) -> list[float]:
-        """Run supervised steps; ``batches[i][group]`` are rows. Losses, one a batch."""
-        return await self.ask(lambda: self.trainers.sft(batches))
+    async def sft(self, batches: list[list[list]], on_step: OnLoss = ignore_loss) -> list[float]:
+        """Run supervised steps; ``batches[i][group]`` are rows. Losses, one a batch, also told to ``on_step``, from the
+        first one on after a repair."""
+        return await self.ask(lambda: self.trainers.sft(batches, on_step))
 
     async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
         """Loss metrics of rows without an update, by the named algorithm or the run's."""

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from titan_rl.data.callbacks import OnLoss, ignore_loss
 from titan_rl.data.nonfinite import NonfiniteBatch
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
@@ -164,10 +165,15 @@ class Trainers:
         update = TrainerEndpoints.optim_step(has_signal, self._snapshot_of(step))
         return (await self.call(update, what=f"the update of step {step}"))[0]
 
-    async def sft(self, batches: list[list[list]]) -> list[float]:
-        """Run supervised steps; ``batches[i][group]`` are rows. Losses, one a batch."""
-        with self._staged_by_group(batches) as handles:
-            return (await self.call(TrainerEndpoints.sft(handles), what="training on demonstrations"))[0]
+    async def sft(self, batches: list[list[list]], on_step: OnLoss = ignore_loss) -> list[float]:
+        """Run supervised steps; ``batches[i][group]`` are rows. Losses, one a batch, also told to ``on_step``."""
+        losses: list[float] = []
+        for batch in batches:
+            with self._staged_by_group([batch]) as handles:
+                steps = TrainerEndpoints.sft(handles, len(batches))
+                losses += (await self.call(steps, what="training on demonstrations"))[0]
+            on_step(len(losses), losses[-1])
+        return losses
 
     async def take_settings(self) -> None:
         """Apply settings of optimizer, schedule and algorithm on all ranks."""

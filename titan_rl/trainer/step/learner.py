@@ -77,7 +77,7 @@ from titan_rl.trainer.state.checkpoint_state import (
     random_states,
     role_state,
 )
-from titan_rl.trainer.step.supervised import supervised_steps
+from titan_rl.trainer.step.supervised import SupervisedSteps
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
 
@@ -114,8 +114,8 @@ class Learner(TrainerRank):
         """``initial_policy``: directory of the policy as it was when reinforcement learning began, if it is saved;
         ``bridge``: to a learned role with its own processes."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
-        self.spans = Spans()
-        self.step_values = []
+        self.spans, self.step_values = Spans(), []
+        self._supervised: SupervisedSteps | None = None
         self.device = device.local_device(dist.get_rank())
         self.parallel_dims = parallel_dims(titan.parallelism)
         self.algorithm = _algorithm(config)
@@ -403,14 +403,14 @@ class Learner(TrainerRank):
             return {index: values[None] for index, values in row_logprobs.items()}
         return {index: np.stack([values, rows[index].advantage_S]) for index, values in row_logprobs.items()}
 
-    def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
-        """Supervised steps with their own optimizer and schedule; returns the loss of each.
-
-        Errors: FloatingPointError that names step and samples, if a loss or gradient is not finite.
-        """
-        losses = supervised_steps(self, batches, lr)
-        self.spans.take()  # no step's
-        self.begin_learned()
+    def sft(self, batches: list[list[Row]], lr: float, num_steps: int = 0) -> list[float]:
+        """The next supervised steps, by their own optimizer and schedule; returns their losses. Errors:
+        FloatingPointError that names step and samples, if a loss or gradient is not finite."""
+        steps = self._supervised = self._supervised or SupervisedSteps(self, lr, num_steps or len(batches))
+        losses = steps.take(self, batches)
+        if steps.is_over:
+            self._supervised = None
+            self.begin_learned()
         return losses
 
     def begin_learned(self) -> None:

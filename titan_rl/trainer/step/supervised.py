@@ -14,6 +14,7 @@ from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.offline.sft import SFT
 from titan_rl.data.nonfinite import NonfiniteBatch
+from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.model.optimizer import build_sft_optimizer
 
@@ -24,6 +25,7 @@ class SupervisedLearner(Protocol):
     algorithm: Algorithm
     optimizer: OptimizersContainer
     scheduler: LRSchedulersContainer
+    spans: Spans
 
     @property
     def model_parts(self) -> list[nn.Module]: ...
@@ -31,16 +33,29 @@ class SupervisedLearner(Protocol):
     def train(self, rows: list[Row], has_signal: bool) -> StepMetrics | NonfiniteBatch: ...
 
 
-def supervised_steps(learner: SupervisedLearner, batches: list[list[Row]], lr: float) -> list[float]:
-    """Run supervised steps; returns the loss of each. Errors: FloatingPointError (Learner.sft)."""
-    losses = []
-    with _instead(learner, SFT(), *build_sft_optimizer(learner.model_parts, lr, len(batches))):
-        for rows in batches:
-            metrics = learner.train(rows, True)
-            if isinstance(metrics, NonfiniteBatch):
-                raise FloatingPointError(f"SFT step {len(losses) + 1}: {metrics}")
-            losses.append(metrics.loss)
-    return losses
+class SupervisedSteps:
+    """Supervised steps of a learner, in one call or several: optimizer and schedule stay."""
+
+    def __init__(self, learner: SupervisedLearner, lr: float, num_steps: int):
+        self._num_steps, self._num_done = num_steps, 0
+        self._own = SFT(), *build_sft_optimizer(learner.model_parts, lr, num_steps)
+
+    @property
+    def is_over(self) -> bool:
+        return self._num_done >= self._num_steps
+
+    def take(self, learner: SupervisedLearner, batches: list[list[Row]]) -> list[float]:
+        """Run the next steps; returns the loss of each. Errors: FloatingPointError (Learner.sft)."""
+        losses = []
+        with _instead(learner, *self._own):
+            for rows in batches:
+                metrics = learner.train(rows, True)
+                self._num_done += 1
+                if isinstance(metrics, NonfiniteBatch):
+                    raise FloatingPointError(f"SFT step {self._num_done}: {metrics}")
+                losses.append(metrics.loss)
+        learner.spans.take()  # of no step of the run
+        return losses
 
 
 @contextmanager

@@ -117,7 +117,7 @@ class LearnedRoleWorker(TrainerRank):
         """Whether the policy can apply the batch."""
         return all(self.bridge.exchange(result))
 
-    def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
+    def sft(self, batches: list[list[Row]], lr: float, num_steps: int = 0) -> list[float]:
         """Empty: supervised steps train the policy alone."""
         return []
 
