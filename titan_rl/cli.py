@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
 from titan_rl.config.io.printable import say
-from titan_rl.config.load import ConfigError, load_config, nearest
+from titan_rl.config.load import ConfigError, folders_of_code, load_config, nearest
 from titan_rl.config.model_directory.config_checks import recorded_task
 from titan_rl.config.sections.schema import MADE_MODELS, Config
 from titan_rl.config.sections.suites import PRESETS
@@ -348,27 +348,17 @@ def _hack_check(options: argparse.Namespace, overrides: dict) -> int:
     return hack_check(options.run, as_json=options.json)
 
 
-def _plugin_path(overrides: dict) -> list[str]:
-    """Of a command that takes no other setting."""
-    plugin_path = overrides.get("run", {}).get("plugin_path", [])
-    folders = [plugin_path] if isinstance(plugin_path, str) else plugin_path
-    allowed = {"run": {"plugin_path": plugin_path}} if plugin_path else {}
-    if overrides != allowed or not isinstance(folders, list) or not all(isinstance(each, str) for each in folders):
-        raise ConfigError("of settings only --run.plugin_path FOLDER can be given here: all others are the run's own")
-    return folders
-
-
 def _replay(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.service.records.journal import is_service
 
+    folders = folders_of_code(overrides)
     if is_service(options.run):
         from titan_rl.service.records.replaying import replay_requests
 
-        folders = _plugin_path(overrides)
         return replay_requests(options.run, options.first, options.last, folders, as_json=options.json)
     from titan_rl.diagnostics.replay.replay import replay
 
-    return replay(options.run, options.first, options.last, as_json=options.json, folders=_plugin_path(overrides))
+    return replay(options.run, options.first, options.last, as_json=options.json, folders=folders)
 
 
 def _chaos(options: argparse.Namespace, overrides: dict) -> int:

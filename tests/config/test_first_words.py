@@ -14,6 +14,7 @@ from titan_rl.config.io.overrides import parse_overrides
 from titan_rl.config.io.toml_text import toml_text
 from titan_rl.config.load import ConfigError, build_section, load_config, nearest
 from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
+from titan_rl.config.sections.text_lists import TITAN_TEXT_LISTS, holds_texts
 from titan_rl.controller.preflight.checks import resolve
 from titan_rl.trainer.titan_config import build_titan, titan_keys
 
@@ -22,7 +23,9 @@ from titan_rl.trainer.titan_config import build_titan, titan_keys
     ("argument", "said"),
     [
         ("--algorithm.name=gpro", "did you mean 'grpo'? Else give pkg.module:name of your own"),
-        ("--rollout.stop=x", "rollout.stop = 'x' is one text: give a list, [\"x\"]"),
+        ("--rollout.stop=x,y", 'rollout.stop = \'x,y\' is one text: give a list, ["x,y"] or ["x", "y"]'),
+        ("--rollout.stop=[x, y]", 'rollout.stop = \'[x, y]\' is one text: give a list, ["x", "y"]'),
+        ("--eval.suites=gsm8k", "eval.suites = 'gsm8k' is one text: give a list"),
         ("--training.epochs=3", "unknown key training.epochs: here it is training.steps: a run counts steps"),
         ("--training.lr=1e-4", "unknown key training.lr: here it is optimizer.lr"),
         ("--optimizer.learning_rate=1e-4", "unknown key optimizer.learning_rate: did you mean 'lr'?"),
@@ -59,6 +62,30 @@ def test_a_slip_is_told_with_what_was_meant(argument, said):
 
 def test_the_hint_of_the_quotes_works():
     assert load_config(None, parse_overrides(["--run.dir", '"2026"'])).run.dir == "2026"
+
+
+def test_one_text_is_a_list_where_a_list_of_texts_is_wanted():
+    given = ["--run.plugin_path=a b", "--rollout.stop=\\n", "--lora.targets=o_proj", "--hosts.trainer=node1"]
+    config = load_config(None, parse_overrides([*given, "--compile.components=loss"]))
+    lists = config.run.plugin_path, config.rollout.stop, config.lora.targets, config.hosts.trainer
+    assert lists == (["a b"], ["\\n"], ["o_proj"], ["node1"])
+    assert build_titan(config).compile.components == ["loss"]
+
+
+def test_no_list_of_texts_in_torchtitans_sections_is_forgotten():
+    found = [
+        (section, key)
+        for section, (cls, defaults) in titan_keys().items()
+        for key, kind in get_type_hints(cls).items()
+        if key in defaults and holds_texts(kind)
+    ]
+    assert sorted(found) == sorted(TITAN_TEXT_LISTS)
+
+
+def test_a_text_in_a_file_is_no_list(tmp_path):
+    (tmp_path / "run.toml").write_text('[rollout]\nstop = "x"\n')
+    with pytest.raises(ConfigError, match="is one text: give a list"):
+        load_config(tmp_path / "run.toml")
 
 
 @pytest.mark.parametrize(

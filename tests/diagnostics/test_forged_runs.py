@@ -371,8 +371,9 @@ def test_code_of_a_record_is_imported_from_a_folder_that_the_command_gives(run, 
     folder.mkdir()
     (folder / "honest.py").write_text("def reward(prompt, completion, row): return 1.0\n")
     assert command("replay", run) == 2
-    with pytest.raises(Started):
-        command("replay", run, "--run.plugin_path", str(folder))
+    for form in (str(folder), json.dumps([str(folder)])):
+        with pytest.raises(Started):
+            command("replay", run, "--run.plugin_path", form)
 
 
 @pytest.mark.parametrize(("reference", "folder"), [("evil:f", "run"), ("run.evil:f", "."), ("run:f", ".")])
@@ -385,6 +386,8 @@ def test_code_in_the_run_directory_is_not_imported_whatever_the_command_gives(ru
 def test_replay_takes_no_other_setting(run, capsys):
     assert command("replay", run, "--training.steps", "3") == 2
     assert "only --run.plugin_path" in capsys.readouterr().err
+    assert command("replay", run, "--run.plugin_path", "mine,yours") == 2
+    assert 'give a list, ["mine,yours"] or ["mine", "yours"]' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["replay", "resume"])

@@ -32,7 +32,9 @@ from titan_rl.config.sections.schema import (
     AlgorithmConfig,
     Config,
     RewardModelConfig,
+    RunConfig,
 )
+from titan_rl.config.sections.text_lists import lists_meant, with_lists
 from titan_rl.config.shipped import LISTED, find_config, shipped
 
 _TOML_BYTES = 1 << 20
@@ -129,8 +131,17 @@ def _refusal(where: str, kind: str, value: Any, why: str) -> str:
         text = json.dumps(value)
         return f"{where} = {text} is no text: put it in quotes, as in --{where} '\"{text}\"'"
     if kind in ("list_type", "tuple_type") and isinstance(value, str):
-        return f"{where} = {value!r} is one text: give a list, {json.dumps([value], ensure_ascii=False)}"
+        lists = " or ".join(json.dumps(each, ensure_ascii=False) for each in lists_meant(value))
+        return f"{where} = {value!r} is one text: give a list, {lists}"
     return f"{where} = {value!r}: {why.removeprefix('Value error, ')}"
+
+
+def folders_of_code(overrides: dict[str, Any]) -> list[str]:
+    """``--run.plugin_path`` of a command that takes no other setting. Errors: ConfigError."""
+    table = with_lists(overrides).get("run", {})
+    if overrides.keys() - {"run"} or table.keys() - {"plugin_path"}:
+        raise ConfigError("of settings only --run.plugin_path FOLDER can be given here: all others are the run's own")
+    return build_section(RunConfig, table, "run").plugin_path
 
 
 def _check_keys(cls: Any, values: dict[str, Any], section: str, also_known: Iterable[str] = ()) -> None:
@@ -197,7 +208,7 @@ def load_config(
     sections and the algorithm's own keys are checked where they are built, as they need torch. ``with_models``: whether
     directories of models are looked for, and looked at."""
     file = None if path is None else find_config(path)
-    overrides = overrides or {}
+    overrides = with_lists(overrides or {})
     tables = _merge(_without_switched_off(read_toml(file) if file else {}, overrides), overrides)
     _check_sections(tables)
     _check_values(tables)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK
 from titan_rl.config.io.printable import say
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, folders_of_code
 from titan_rl.data.rows.file_sources import locate_sources
 from titan_rl.data.rows.row_files import data_files
 from titan_rl.data.storage.files import DiskFull, sampled_checksum
@@ -177,16 +177,10 @@ def _items(
     else:
         from titan_rl.diagnostics.web.collect.recorded import run_items
 
-        chosen = dict(step=options.step, count=options.count or COUNT, folders=_folders(overrides))
+        chosen = dict(step=options.step, count=options.count or COUNT, folders=folders_of_code(overrides))
         items = run_items(options.source, mode, seed=seed, **chosen)
     check({item.form for item in items})
     return items
-
-
-def _folders(overrides: Overrides) -> list[str]:
-    """Folders of ``--run.plugin_path``, where a run's own task is."""
-    folders = overrides.get("run", {}).get("plugin_path", [])
-    return [folders] if isinstance(folders, str) else folders
 
 
 def _mode(options: argparse.Namespace) -> Mode:
