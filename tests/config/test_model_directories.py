@@ -23,6 +23,7 @@ from tree import TREE
 from titan_rl.config.io.overrides import parse_overrides
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory import weight_checks
+from titan_rl.config.model_directory.config_checks import HAVE_BIASES
 from titan_rl.config.model_directory.directory import INDEX, SINGLE, belonging_files, read_object, stored_tensors
 from titan_rl.config.model_directory.tensor_names import LAYERS, expected_tensors
 from titan_rl.config.model_directory.weight_checks import check_finite
@@ -410,6 +411,9 @@ def test_expected_names_and_shapes_are_those_that_transformers_writes(tmp_path, 
 
 def test_every_family_is_known_before_torch_is_imported():
     assert set(FAMILIES) == set(LAYERS)
+    assert set(HAVE_BIASES) == {
+        name for name, family in FAMILIES.items() if family.required.get("attention_bias") is not False
+    }
 
 
 def assert_told_as_built(path: Path) -> None:

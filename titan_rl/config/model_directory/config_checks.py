@@ -34,6 +34,9 @@ _SIZES = (
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NUMBERS = ("rms_norm_eps", "rope_theta")
 _FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob")
+_BIASES = ("attention_bias", "mlp_bias")
+HAVE_BIASES = ("glm4", "glm4_moe", "gpt_oss")
+"""Model types that may say so of themselves; Qwen2's have biases that no key tells of."""
 _GIVE = (
     "give a Hugging Face directory, which begins with a config.json (`titan-rl model smollm2 DIR` makes one), or the "
     "name of a model on the Hub"
@@ -167,6 +170,7 @@ def check_config(config: dict[str, Any], *, own_family: bool, any_head: bool = F
         if not any_head and model_type not in VISION:
             _check_architectures(config.get("architectures"))
         check_sizes(config)
+        _check_biases(config)
 
 
 def check_sizes(config: dict[str, Any]) -> None:
@@ -240,6 +244,17 @@ def _check_values(config: dict[str, Any]) -> None:
 def _check_number(name: str, value: Any) -> None:
     if type(value) not in (int, float) or not isfinite(value) or value <= 0:
         raise ValueError(f"{name} = {value!r} in config.json must be a number above 0")
+
+
+def _check_biases(config: dict[str, Any]) -> None:
+    model_type = config["model_type"]
+    key = next((key for key in _BIASES if config.get(key) and model_type not in HAVE_BIASES), None)
+    if key is not None:
+        raise ValueError(
+            f"{key} = true in config.json: models of type {model_type!r} with biases are not supported, only those "
+            f"without; give one of these ({' and '.join(_BIASES)} false or left out), or a family of your own as "
+            f"model.family"
+        )
 
 
 def _check_heads(config: dict[str, Any]) -> None:

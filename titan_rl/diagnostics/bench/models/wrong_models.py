@@ -210,6 +210,7 @@ WRONG_MODELS = [
     WrongModel("size is negative", _config(intermediate_size=-384), ("intermediate_size", "-384")),
     WrongModel("size is true", _config(num_hidden_layers=True), ("num_hidden_layers", "True")),
     WrongModel("size is missing", _config(hidden_size=None), ("no hidden_size",)),
+    WrongModel("biases", _config(mlp_bias=True), ("mlp_bias = true", "'llama' with biases are not supported")),
     WrongModel("no layers", _config(num_hidden_layers=0), ("num_hidden_layers",)),
     WrongModel("a layer more", _config(num_hidden_layers=5), ("lacks 9 tensors", "model.layers.4")),
     WrongModel("a layer less", _config(num_hidden_layers=3), ("9 tensors", "model.layers.3")),
