@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import warm_commands
-from tree import EXAMPLES, example
+from tree import EXAMPLES, TREE, example
 
 from titan_rl.config.load import load_config
 from titan_rl.controller.preflight.checks import check
@@ -27,6 +27,19 @@ def test_the_loop_on_one_page_trains():
 @pytest.mark.parametrize("name", ["my_reward", "my_loss"])
 def test_its_toml_is_right(name):
     check(load_config(example(name)))
+
+
+def test_the_page_s_example_of_images_gives_prompts_with_images(tmp_path, monkeypatch):
+    """The blocks of docs/extending.md, as they stand there."""
+    monkeypatch.chdir(tmp_path)
+    page = (TREE / "docs" / "extending.md").read_text()
+    for name in ("make_pictures.py", "pictures.toml"):
+        (tmp_path / name).write_text(page.partition(f"\n# {name}\n")[2].partition("\n```")[0])
+    exec((tmp_path / "make_pictures.py").read_text(), {})
+    task = check(load_config("pictures.toml")).task
+    prompts = [task.prompt("train", 1, index) for index in range(8)]
+    assert all(len(prompt.images) == 1 for prompt in prompts)
+    assert {prompt.answer for prompt in prompts} <= {"red", "green", "blue"}
 
 
 @pytest.mark.slow
