@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from titan_rl.cli import main
+from titan_rl.models.builtin.eagle3 import make_eagle3
 
 QWEN3 = dict(
     model_type="qwen3",
@@ -152,7 +153,23 @@ def test_prompts_are_looked_at_where_they_are_here(tmp_path, capsys, models):
     beside = tmp_path / "questions.csv"
     beside.write_text("question,answer\n1,2\n")
     assert "the name must end in .jsonl" in refused(capsys, *run, f"--task.options.file={beside}")
-    assert "not looked at, as the model's tokenizer is not here" in told(capsys, "qwen3_8b_8h100", "--gpus=8")
+    whole = told(capsys, "qwen3_8b_8h100", "--gpus=8")
+    assert "not looked at, as the model's tokenizer is not here: 512 tokens are assumed (--prompt-tokens)" in whole
+    assert "are assumed" not in told(capsys, "qwen3_8b_8h100", "--gpus=8", "--prompt-tokens=100")
+
+
+def test_a_draft_head_s_memory_is_told(tmp_path, capsys):
+    tmp_path.joinpath("head").mkdir()
+    make_eagle3(tmp_path / "head", "tiny", seed=1)
+    head = ("--generator.speculative.method=eagle3", f"--drafter.path={tmp_path / 'head'}")
+    number = json.loads(told(capsys, "quickstart", *head, "--json"))["draft_model"]["parameters"]
+    [line] = [line for line in told(capsys, "quickstart", *head).splitlines() if line.startswith("draft head: ")]
+    learns, sent = number * 16 / 2**20, 2 * number * 4 / 2**20
+    assert f"trainer {learns + sent:.1f} MiB" in line and f"each engine {sent:.1f} MiB" in line
+    still = ("--generator.speculative.method=eagle3", f"--generator.speculative.model={tmp_path / 'head'}")
+    lines = told(capsys, "quickstart", *still)
+    assert f"{number:,} parameters; of the memory above each engine {sent / 2:.1f} MiB" in lines
+    assert "draft" not in told(capsys, "quickstart")
 
 
 def test_rows_of_a_run_on_data_are_looked_at_too(capsys):

@@ -28,6 +28,7 @@ from titan_rl.controller.planning.device_plan import (
     this_machine,
 )
 from titan_rl.controller.planning.device_report import as_json, placement_lines
+from titan_rl.controller.planning.draft_memory import draft_memory
 from titan_rl.controller.planning.forecast import report
 from titan_rl.controller.planning.forecast.rates import DEFAULT, Rates, rates_of
 from titan_rl.controller.planning.forecast.scenarios import PROMPT, Lengths, scenario_of
@@ -124,8 +125,12 @@ def plan(
             check_roles(checked.config, checked.algorithm, checked.family, checked.task)
         data = measure_data(checked)
         if request.lengths.prompt is None:
+            if data.mean is None and rates is not None and not config.data.file:
+                data = replace(data, line=f"{data.line}: {PROMPT:.0f} tokens are assumed (--prompt-tokens)")
             request = replace(request, lengths=replace(request.lengths, prompt=data.mean or PROMPT))
         lines, table = _planned(checked, machine, rates, request)
+        if (drafts := draft_memory(checked)) is not None:
+            lines, table = [*lines, str(drafts)], table | {"draft_model": drafts.as_dict()}
         return [*lines, data.line], table | {"data": data.as_dict()}
 
 

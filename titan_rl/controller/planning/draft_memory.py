@@ -1,0 +1,48 @@
+"""A draft model's part of a run's memory, which the plan counts with the processes that hold it."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from titan_rl.controller.planning.memory_plan import GIB, GRADIENT, MOMENTS, WEIGHT, bytes_of, size_at
+from titan_rl.controller.preflight.checks import Checked
+from titan_rl.mesh.channel.memory.region import NUM_SLOTS
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """Memory of a draft model in bytes."""
+
+    kind: str
+    parameters: int
+    engine_bytes: int
+    """Of each engine: weights, and the next ones if it learns."""
+    trainer_bytes: int
+    """Of each replica of the trainer; 0 for one that does not learn."""
+
+    def __str__(self) -> str:
+        trainer = f"trainer {_size(self.trainer_bytes)} (weights, gradients, moments, weights to send), "
+        return (
+            f"{self.kind}: {self.parameters:,} parameters; of the memory above {trainer if self.trainer_bytes else ''}"
+            f"each engine {_size(self.engine_bytes)}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def draft_memory(checked: Checked) -> DraftMemory | None:
+    """None without a draft model."""
+    config = checked.config
+    path, learns = config.generator.speculative.model, bool(config.drafter.path)
+    if not path or not config.has_generators:
+        return None
+    count, element = size_at(checked, path).parameters, bytes_of(config.generator.dtype)
+    kind = "draft head" if config.generator.speculative.method == "eagle3" else "draft model"
+    trained = count * (WEIGHT + GRADIENT + MOMENTS + NUM_SLOTS * element) if learns else 0
+    return DraftMemory(kind, count, count * element * (1 + learns), trained)
+
+
+def _size(number: int) -> str:
+    return f"{number / GIB:.1f} GiB" if number >= GIB / 10 else f"{number / _MIB:.1f} MiB"
