@@ -103,11 +103,8 @@ class DevicePlan:
     @cached_property
     def devices(self) -> Devices:
         """Device table and memory limits for the mesh."""
-        engine, helper = (
-            self._engine_memory(GENERATOR, self.kv_cache),
-            self._engine_memory(HELPER, self.helper_kv_cache),
-        )
-        return Devices(self.table, engine, helper)
+        engine = self._engine_memory(GENERATOR, self.kv_cache)
+        return Devices(self.table, engine, self._engine_memory(HELPER, self.helper_kv_cache))
 
     def _engine_memory(self, role: str, kv_cache: float) -> EngineMemory:
         at_seats = (zip(self.table.at(seat), needs, strict=True) for seat, needs in self.needs.items())
