@@ -55,8 +55,9 @@ def batch_invariant_matmul(
     weight_NK: torch.Tensor,
     *,
     implementation: Implementation = "reference",
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``rows @ weight.T`` [M, N] in the inputs' dtype.
+    """``rows @ weight.T`` [M, N] in ``out_dtype``, or the rows'.
 
     Numerics: products of 16-bit inputs are exact, sums are fp32 in a fixed order (no part of a sum is computed aside
     and joined later) and rounded once: |error| <= K 2**-24 sum |row| |weight|, and half a step of the output's dtype.
@@ -64,7 +65,7 @@ def batch_invariant_matmul(
     the same shape in the same order, whatever its rows hold (tested on this machine, by permuting rows). Equal bits are
     promised within one implementation and on one kind of device.
     """
-    return _Matmul.apply(rows_MK, weight_NK, implementation)
+    return _Matmul.apply(rows_MK, weight_NK, implementation, out_dtype or rows_MK.dtype)
 
 
 def batch_invariant_log_softmax(
@@ -138,19 +139,19 @@ class _WithValue(torch.autograd.Function):
 class _Matmul(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows_MK: torch.Tensor, weight_NK: torch.Tensor, implementation: Implementation
+        ctx: Any, rows_MK: torch.Tensor, weight_NK: torch.Tensor, implementation: Implementation, dtype: torch.dtype
     ) -> torch.Tensor:
         ctx.save_for_backward(rows_MK, weight_NK)
-        return (_triton_matmul if implementation == "triton" else _reference_matmul)(rows_MK, weight_NK)
+        return (_triton_matmul if implementation == "triton" else _reference_matmul)(rows_MK, weight_NK, dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_MN: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         rows_MK, weight_NK = ctx.saved_tensors
         dtype = torch.promote_types(rows_MK.dtype, weight_NK.dtype)  # a weight may be kept widened
-        of_rows, of_weight, _ = ctx.needs_input_grad
+        of_rows, of_weight, *_ = ctx.needs_input_grad
         grad_MN = grad_MN.to(dtype)
         grad_rows_MK = (grad_MN @ weight_NK.to(dtype)).to(rows_MK.dtype) if of_rows else None
-        return grad_rows_MK, (grad_MN.T @ rows_MK.to(dtype)).to(weight_NK.dtype) if of_weight else None, None
+        return grad_rows_MK, (grad_MN.T @ rows_MK.to(dtype)).to(weight_NK.dtype) if of_weight else None, None, None
 
 
 class _LogSoftmax(torch.autograd.Function):
@@ -172,7 +173,7 @@ class _LogSoftmax(torch.autograd.Function):
         return (grad_MN / ctx.temperature).to(ctx.dtype), None, None
 
 
-def _reference_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
+def _reference_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     dtype = torch.promote_types(rows_MK.dtype, torch.float32)
     (_, depth), num_columns = rows_MK.shape, len(weight_NK)
     if num_columns == 1:  # a library has another form for one column, which shares its rows among threads
@@ -181,7 +182,7 @@ def _reference_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.T
     own: dict[str, Any] = dict(copy=True, memory_format=torch.contiguous_format)
     weights_NK = [part_NK.to(dtype, **own) for part_NK in weight_NK.split(_DEPTH, 1)]
     blocks_BK = [rows_MK.new_zeros(_ROWS, part_NK.shape[1], dtype=dtype) for part_NK in weights_NK]
-    out_MN = rows_MK.new_empty(len(rows_MK), num_columns)
+    out_MN = rows_MK.new_empty(len(rows_MK), num_columns, dtype=out_dtype)
     for start in range(0, len(rows_MK), _ROWS):
         part_MK = rows_MK[start : start + _ROWS]
         sum_BN: torch.Tensor | None = None
@@ -291,10 +292,10 @@ def _attend_tiles(
     out_TNH[(first_B[:, None] + query_Q[:width])[is_real_BQ]] = out_BQGRH.flatten(2, 3)[is_real_BQ].to(out_TNH.dtype)
 
 
-def _triton_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
+def _triton_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     (num_rows, depth), num_columns = rows_MK.shape, len(weight_NK)
     rows_MK, weight_NK = rows_MK.contiguous(), weight_NK.contiguous()
-    out_MN = torch.empty(num_rows, num_columns, dtype=rows_MK.dtype, device=rows_MK.device)
+    out_MN = torch.empty(num_rows, num_columns, dtype=out_dtype, device=rows_MK.device)
     if out_MN.numel():
         # never tuned by the number of rows: another configuration may be another order of addition
         settings = _MATMUL_16 if rows_MK.element_size() == 2 else _MATMUL_32

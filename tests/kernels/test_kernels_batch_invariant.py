@@ -37,6 +37,10 @@ def compare(implementation, shape, dtype) -> None:
     bound_MN = shape[1] * 2**-24 * (rows_MK.double().abs() @ weight_NK.double().abs().T)
     if dtype == torch.bfloat16:  # the interpreter truncates: a whole step
         bound_MN += 2**-7 * exact_MN.abs()
+    wide_MN = batch_invariant_matmul(rows_MK, weight_NK, implementation=implementation, out_dtype=torch.float32)
+    assert wide_MN.dtype == torch.float32
+    if implementation == "reference":
+        assert torch.equal(wide_MN.to(dtype), product_MN)
     assert product_MN.dtype == dtype and ((product_MN.double() - exact_MN).abs() <= bound_MN).all()
     logits_MN = 4 * product_MN
     logprob_MN = batch_invariant_log_softmax(logits_MN, 0.7, implementation=implementation)
