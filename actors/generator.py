@@ -37,12 +37,12 @@ class Generator(Actor):
         max_model_len: int,
         sleeps: bool = False,
         records_routing: bool = False,
-        batch_invariant: bool = False,
+        invariant_parts: int = 0,
     ):
         """``sleeps``: whether it gives up its memory at times; ``records_routing``: whether it may be asked which
-        experts tokens went through; ``batch_invariant``: whether it computes as the trainer does, bit for bit."""
+        experts tokens went through; ``invariant_parts``: not 0 if it computes as the trainer does, bit for bit."""
         self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
-        self.modes = sleeps, records_routing, batch_invariant
+        self.modes = sleeps, records_routing, invariant_parts
 
     @concurrent_endpoint
     async def prepare(self) -> None:

@@ -278,9 +278,15 @@ def test_rollouts_are_weighed_by_default_with_fp8_and_a_run_says_so():
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"parallelism": {"tensor_parallel_degree": 2}}, "set parallelism.tensor_parallel_degree = 1"),
+        (
+            {"parallelism": {"tensor_parallel_degree": 2}, "generator": {"tensor_parallel": 6}},
+            "tensor_parallel_degree = 2 and generator.tensor_parallel = 6: sums over ranks are taken by halves",
+        ),
+        (
+            {"parallelism": {"tensor_parallel_degree": 3}, "generator": {"tensor_parallel": 2}},
+            "make one a power of two times the other",
+        ),
         ({"parallelism": {"context_parallel_degree": 2}}, "set parallelism.context_parallel_degree = 1"),
-        ({"generator": {"tensor_parallel": 2}}, "set generator.tensor_parallel = 1"),
         ({"generator": {"dtype": "bfloat16"}}, "set generator.dtype = 'float32'"),
         ({"generator": {"speculative": {"method": "ngram"}}}, "set generator.speculative.method = 'none'"),
         ({"lora": {"rank": 4}}, "set lora.rank = 0"),
@@ -293,8 +299,10 @@ def test_rollouts_are_weighed_by_default_with_fp8_and_a_run_says_so():
 def test_what_would_not_have_equal_bits_is_refused(tmp_path, tables, said):
     make(tmp_path, "qwen2")
     settings = {"debug": {"batch_invariant": True}}
-    config = for_device(load_config(None, settings), on_cpu=True)
-    check_batch_invariant(config, build_titan(config), read_hf_config(tmp_path), None)
+    for trainer, engine in ((3, 1), (1, 6), (4, 2), (1, 1)):
+        degrees = {"parallelism": {"tensor_parallel_degree": trainer}, "generator": {"tensor_parallel": engine}}
+        config = for_device(load_config(None, settings | degrees), on_cpu=True)
+        check_batch_invariant(config, build_titan(config), read_hf_config(tmp_path), None)
     assert "the same bits" in kernel_notices(config, on_cpu=True)[0]
     wrong = for_device(load_config(None, settings | tables), on_cpu=True)
     with pytest.raises(ConfigError, match=said):

@@ -36,7 +36,7 @@ from titan_rl.trainer.titan_config import titan_keys
 _WIDTH = 110
 _OWN_HELP = {
     "debug.batch_invariant": "Trainer and engines compute log-probabilities to the same bits, for about twice a step's "
-    "seconds; without tensor and context parallelism, adapters, FP8, drafts and penalties."
+    "seconds; without context parallelism, adapters, FP8, drafts and penalties."
 }
 """Keys of TorchTitan's that mean something else here."""
 _NEEDED = "needed"

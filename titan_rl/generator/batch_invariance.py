@@ -3,17 +3,25 @@
 vLLM has a batch-invariant mode of its own on GPUs. Its rows do not depend on their batch, but it is another
 arithmetic than the trainer's: equal bits on both sides need one. So its layers keep their weights, their KV cache and
 their place, and compute by kernels/batch_invariant.py. A merged layer's parts are multiplied one by one, as the
-trainer's are.
+trainer's are, and what tensor-parallel ranks share, in the trainer's parts.
+
+Dimensions: I inputs of a linear layer, O outputs, M rows of the batch, R tensor-parallel ranks, T tokens.
 """
 
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    QKVParallelLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.model_executor.layers.rotary_embedding.common import ApplyRotaryEmb
@@ -30,7 +38,14 @@ from titan_rl.kernels.batch_invariant import (
     batch_invariant_rms_norm,
     batch_invariant_silu_and_mul,
 )
-from titan_rl.models.batch_invariance import POSITIONS_AT_ONCE, BatchInvariantRoPE, implementation_on, linear
+from titan_rl.models.batch_invariance import (
+    POSITIONS_AT_ONCE,
+    BatchInvariantRoPE,
+    depth_product,
+    implementation_on,
+    linear,
+    sum_by_halves,
+)
 from titan_rl.models.layers.layer_configs import head_size
 from titan_rl.models.layers.rope import HuggingFaceRoPE, rope_config
 
@@ -40,24 +55,51 @@ _UNCHANGED = (VocabParallelEmbedding, ApplyRotaryEmb)
 
 
 class BatchInvariantLinearMethod(UnquantizedLinearMethod):
-    def __init__(self, plain: UnquantizedLinearMethod):
+    def __init__(self, plain: UnquantizedLinearMethod, num_parts: int):
+        """``num_parts``: as in ``convert_to_batch_invariant``."""
         vars(self).update(vars(plain))  # its constructor would ask for the kernel again
+        self._num_parts = num_parts
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Leave a weight as it is: on a CPU vLLM would pack it."""
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         weight_OI = layer.weight
-        assert isinstance(weight_OI, torch.Tensor)
+        assert isinstance(weight_OI, torch.Tensor) and isinstance(layer, LinearBase)
+        ranks = layer.tp_size
+        if isinstance(layer, RowParallelLinear) and self._num_parts > 1:
+            out_O = _of_all_ranks(depth_product(x, weight_OI, self._num_parts // ranks), ranks).to(x.dtype)
+            return out_O if layer.bias is None or layer.skip_bias_add else out_O + layer.bias
         sizes = getattr(layer, "output_partition_sizes", [len(weight_OI)])
         biases = [None] * len(sizes) if bias is None else bias.split(sizes)
-        parts = zip(weight_OI.split(sizes), biases, strict=True)
-        return torch.cat([linear(x, part_OI, part_O) for part_OI, part_O in parts], dim=-1)
+        outputs = []
+        for number, (part_OI, part_O) in enumerate(zip(weight_OI.split(sizes), biases, strict=True)):
+            # where there are fewer heads of keys than ranks, some have the same one
+            sharing = layer.num_kv_head_replicas if isinstance(layer, QKVParallelLinear) and number else 1
+            width, place = len(part_OI) * ranks // sharing // self._num_parts, layer.tp_rank // sharing
+            outputs.append(linear(x, part_OI, part_O, width, place * len(part_OI)))
+        return torch.cat(outputs, dim=-1)
 
 
-def _project(lm_head: Any, hidden_states: torch.Tensor, embedding_bias: torch.Tensor | None) -> torch.Tensor:
-    """Logits of the words that there are: vLLM fills the vocabulary up."""
-    return linear(hidden_states.float(), lm_head.weight[: lm_head.org_vocab_size].float(), embedding_bias)
+def _of_all_ranks(part_O: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Sum by halves of what each rank has."""
+    if ranks == 1:
+        return part_O
+    parts_RMO = tensor_model_parallel_all_gather(part_O.flatten(0, -2), 0).unflatten(0, (ranks, -1))
+    return sum_by_halves(parts_RMO.unbind()).unflatten(0, part_O.shape[:-1])
+
+
+class _Projection:
+    """Replacement for a logits processor's projection: logits of this rank's words."""
+
+    def __init__(self, num_parts: int):
+        self._num_parts = num_parts
+
+    def __call__(self, lm_head: Any, hidden_states: torch.Tensor, embedding_bias: torch.Tensor | None) -> torch.Tensor:
+        # vLLM fills the vocabulary up, and each rank's part of it must have the same size
+        weight = lm_head.weight if lm_head.tp_size > 1 else lm_head.weight[: lm_head.org_vocab_size]
+        width, first = -(-lm_head.org_vocab_size // self._num_parts), lm_head.shard_indices.padded_org_vocab_start_index
+        return linear(hidden_states.float(), weight.float(), embedding_bias, width, first)
 
 
 class _Norm:
@@ -151,10 +193,11 @@ class _Attention:
         return output
 
 
-def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> None:
+def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig, num_parts: int) -> None:
     """Replace the functions of a model's layers, before vLLM packs their weights.
 
-    On a GPU also those of every sampler of this process. Errors: RuntimeError for a layer that has no such form here.
+    On a GPU also those of every sampler of this process. ``num_parts``: as in ``convert_to_batch_invariant``.
+    Errors: RuntimeError for a layer that has no such form here.
     """
     device = next(model.parameters()).device
     hf = vllm_config.model_config.hf_config
@@ -163,9 +206,11 @@ def make_batch_invariant(model: torch.nn.Module, vllm_config: VllmConfig) -> Non
     cache = rope.build().cache.to(device)
     for name, module in model.named_modules():
         if isinstance(module, LinearBase) and type(module.quant_method) is UnquantizedLinearMethod:
-            module.quant_method = BatchInvariantLinearMethod(module.quant_method)
+            module.quant_method = BatchInvariantLinearMethod(module.quant_method, num_parts)
+            if isinstance(module, RowParallelLinear):
+                module.reduce_results = False  # its sum over ranks is that of the method
         elif isinstance(module, LogitsProcessor):
-            set_head_projection(module, lambda _: _project)
+            set_head_projection(module, lambda _: _Projection(num_parts))
         elif type(module) is RMSNorm:
             vars(module)["forward"] = _Norm(module)
         elif isinstance(module, _ROTARY):

@@ -111,11 +111,11 @@ class GenerationEngine:
         devices: Sequence[int] = (),
         sleeps: bool = False,
         records_routing: bool = False,
-        batch_invariant: bool = False,
+        invariant_parts: int = 0,
     ):
         """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet.
         ``devices``: as in ``engine_arguments``. ``sleeps``: whether ``sleep`` will be called.
-        ``records_routing``: whether requests may ask for routed experts. ``batch_invariant``: as there."""
+        ``records_routing``: whether requests may ask for routed experts. ``invariant_parts``: as there."""
         tqdm.set_lock(threading.RLock())  # its own is a semaphore in /dev/shm, which a killed process leaves there
         vllm_backend.register()
         vllm_loader.register()
@@ -127,7 +127,7 @@ class GenerationEngine:
         self.reader: WeightReader | None = None
         self.statistics, self._spans = EngineStatistics(), Spans()
         self._config, self._model_path = config, Path(model_path)
-        modes = sleeps, records_routing, batch_invariant
+        modes = sleeps, records_routing, invariant_parts
         self._arguments = engine_arguments(config, model_path, max_model_len, devices, *modes)
         self._devices, self._is_asleep, self._reads_text = devices, False, False
         self._awake_since = time.monotonic()

@@ -28,13 +28,14 @@ def engine_arguments(
     devices: Sequence[int] = (),
     sleeps: bool = False,
     records_routing: bool = False,
-    batch_invariant: bool = False,
+    invariant_parts: int = 0,
 ) -> EngineArgs:
     """vLLM's settings. Log-probabilities are those of the distribution that is sampled from.
 
     ``devices``: of the engine's ranks, as they are numbered on this host; none on a CPU. ``sleeps``: whether it
     gives up its memory at times (sleeping.py). ``records_routing``: whether it is asked for routed experts.
-    ``batch_invariant``: whether it computes by the trainer's functions (batch_invariance.py).
+    ``invariant_parts``: in how many parts it shares products, by the trainer's functions (batch_invariance.py); 0: by
+    vLLM's own.
     """
     on_cpu = current_platform.is_cpu()
     config = generator_on(config, on_cpu=on_cpu)
@@ -50,7 +51,7 @@ def engine_arguments(
         dtype=config.dtype,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
-        enforce_eager=on_cpu or batch_invariant,
+        enforce_eager=on_cpu or invariant_parts > 0,
         disable_log_stats=True,
         skip_tokenizer_init=not _sees(model_path),  # vLLM makes a processor of images with it, which nobody uses
         trust_remote_code=False,
@@ -68,16 +69,16 @@ def engine_arguments(
         **_speculation(config),
         **_vision(model_path, on_cpu),
         **parallel,
-        **_replaced(config, on_cpu, batch_invariant),
+        **_replaced(config, on_cpu, invariant_parts),
     )
 
 
-def _replaced(config: GeneratorConfig, on_cpu: bool, batch_invariant: bool) -> dict[str, Any]:
+def _replaced(config: GeneratorConfig, on_cpu: bool, invariant_parts: int) -> dict[str, Any]:
     """Settings of layers that compute otherwise than vLLM's own."""
-    if batch_invariant:
+    if invariant_parts:
         # its cache is one that the replaced functions can read, as that of CPUs is, in fp32, too
         backend = {} if on_cpu else {"attention_backend": "TRITON_ATTN"}
-        return backend | {"additional_config": {vllm_loader.BATCH_INVARIANT: True}}
+        return backend | {"additional_config": {vllm_loader.BATCH_INVARIANT: invariant_parts}}
     return {"additional_config": {vllm_loader.EMULATED: config.quantization}} if on_cpu and config.is_quantized else {}
 
 

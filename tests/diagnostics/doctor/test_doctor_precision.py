@@ -53,9 +53,12 @@ def rounded_otherwise(engine):
 
 @pytest.mark.slow
 def test_engine_and_trainer_have_equal_bits(tmp_path):
-    """In bf16, before and after an update, with prompts from the cache; a difference in the last places is named."""
+    """In bf16, before and after an update, with prompts from the cache; a difference in the last places is named.
+
+    Of two trainer ranks that share layers, and of engines of two such ranks."""
     settings = {"rollout": {"prompts_per_step": 4, "group_size": 4}, "debug": {"batch_invariant": True}}
-    settings |= {"generator": {"dtype": "bfloat16"}, "training": {"mixed_precision_param": "bfloat16"}}
+    settings |= {"generator": {"dtype": "bfloat16", "tensor_parallel": 2}}
+    settings |= {"training": {"mixed_precision_param": "bfloat16"}, "parallelism": {"tensor_parallel_degree": 2}}
     ward = Ward(load_config("quickstart", settings), tmp_path)
     try:
         healthy = ward.examine()

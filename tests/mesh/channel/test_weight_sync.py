@@ -202,15 +202,21 @@ ADAPTERS_ALONE = {
 }
 
 
-@pytest.mark.parametrize("tables", [{}, ADAPTERS_ALONE], ids=["weights", "adapters alone, of two ranks"])
+EQUAL_BITS = {"debug": {"batch_invariant": True}}
+
+
+@pytest.mark.parametrize("tables", [EQUAL_BITS, ADAPTERS_ALONE], ids=["weights", "adapters alone, of two ranks"])
 def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_path, tables):
+    """With batch-invariant layers one trainer rank has the bits of an engine of two."""
+    has_adapters = tables is ADAPTERS_ALONE
+
     async def run():
         async with meshes_of(model, tmp_path, generator={"tensor_parallel": 2}, **tables) as meshes:
             await sync(meshes, 0)
             replica = meshes.generators.replicas[0]
             await learn(meshes, 1)
             _, fetched, stored = await replica.leader.account.call_one()
-            assert fetched < 0.2 * stored if tables else fetched >= stored
+            assert fetched < 0.2 * stored if has_adapters else fetched >= stored
             target = pid_of(meshes, "generator 0 rank 1")
             await meshes.weights.stage(1)
             await call_all(replica.ranks, GeneratorEndpoints.fetch(1, 30.0), seconds=30, what="fetching")
@@ -229,7 +235,7 @@ def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_
             await eventually(lambda: router.healthy == [0], "the replacement of generator 0", seconds=120)
             assert meshes.generators.replicas[0] is not replica
             await meshes.weights.announce(1)
-            assert await worst_difference(meshes, await ask(meshes, [1], 4)) < 1e-4
+            assert await worst_difference(meshes, await ask(meshes, [1], 4)) <= (1e-4 if has_adapters else 0.0)
 
     asyncio.run(run())
 

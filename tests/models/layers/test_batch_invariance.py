@@ -7,7 +7,7 @@ from batches import batch_of
 from family_models import make
 from parity import learner_of, row_logits
 
-from titan_rl.models.batch_invariance import why_not_invariant
+from titan_rl.models.batch_invariance import depth_product, linear, sum_by_halves, why_not_invariant
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.spec import model_config, read_hf_config
 from titan_rl.trainer.step.learner import Learner
@@ -47,6 +47,26 @@ def test_a_token_is_as_likely_in_every_row(tmp_path, family, dtype, masked):
     errors = [np.concatenate([each[name] - exact[name] for name in exact]) for each in (packed, plain)]
     invariant_error, plain_error = (float(np.abs(error).mean()) for error in errors)
     assert invariant_error < max(1e-5, 1.5 * plain_error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_parts", "degrees"), [(4, (1, 2, 4)), (6, (1, 3, 6)), (3, (1, 3))])
+def test_a_product_is_the_same_on_any_number_of_ranks(num_parts, degrees, dtype):
+    """Over parts of 300 inputs, and over parts of 101 outputs, which no number of ranks divides."""
+    torch.manual_seed(0)
+    x_MI, weight_OI = torch.randn(70, 300).to(dtype), torch.randn(101, 300).to(dtype)
+    by_depth, by_columns = [], []
+    for ranks in degrees:
+        shares = zip(x_MI.chunk(ranks, 1), weight_OI.chunk(ranks, 1), strict=True)
+        by_depth.append(sum_by_halves([depth_product(x, weight, num_parts // ranks) for x, weight in shares]))
+        width, share = -(-101 // num_parts), -(-101 // ranks)
+        columns = [linear(x_MI, part, None, width, share * rank) for rank, part in enumerate(weight_OI.split(share))]
+        by_columns.append(torch.cat(columns, 1))
+    exact = x_MI.double() @ weight_OI.double().T
+    for products, step in ((by_depth, 2**-16), (by_columns, 2**-16 if dtype == torch.float32 else 2**-8)):
+        torch.testing.assert_close(products[0].double(), exact, rtol=step, atol=1e-3)
+        assert all(torch.equal(each, products[0]) for each in products)
+    assert by_depth[0].dtype == torch.float32 and by_columns[0].dtype == dtype
 
 
 def test_gradients_are_those_of_plain_layers(tmp_path):

@@ -35,6 +35,9 @@ class Layout:
     """Faults that one sample of a further batch has, one after the other."""
     lora: dict = field(default_factory=dict)
     float8: str = "none"
+    engine_ranks: int = 0
+    """Of an engine beside batch-invariant layers; 0: plain layers."""
+    dtype: str = "float32"
 
 
 @dataclass
@@ -95,11 +98,13 @@ def _learner(layout: Layout, models: Path):
         {
             "rollout": {"temperature": 0.8},
             "optimizer": {"lr": 1e-3, "eps": EPS},
-            "training": {"steps": 10},
+            "training": {"steps": 10, "mixed_precision_param": layout.dtype},
             "parallelism": dict(layout.parallelism),
             "activation_checkpoint": {"mode": layout.checkpointing},
             "lora": layout.lora,
             "float8": {"recipe_name": layout.float8},
+            "debug": {"batch_invariant": layout.engine_ranks > 0},
+            "generator": {"tensor_parallel": max(layout.engine_ranks, 1)},
             "algorithm": {"routing": "replay" if layout.model == "moe" else "own"},
         },
     )
@@ -151,13 +156,18 @@ class Step:
     trained: dict[str, torch.Tensor]
     metrics: list[list[StepMetrics]]
     """Of each rank."""
+    logprobs: list[torch.Tensor]
+    """Of the tokens of each of the first rank's rows, before the step, by batch-invariant layers."""
 
 
 def one_step(layout: Layout, models: Path, out: Path) -> Step:
     learner, titan = _learner(layout, models)
-    loaded = whole_tensors(learner.shards())
+    loaded, logprobs = whole_tensors(learner.shards()), []
+    if layout.engine_ranks:
+        rows = learner.policy.fit(batch_of(0).rows[0])
+        logprobs = [output[0] for output in learner.policy.measure(rows) if output is not None]
     metrics = _everyones([_train(learner, titan, 0)])
-    return Step(loaded, whole_tensors(learner.shards()), metrics)
+    return Step(loaded, whole_tensors(learner.shards()), metrics, logprobs)
 
 
 def one_packed_step(layout: Layout, models: Path, out: Path) -> Step:

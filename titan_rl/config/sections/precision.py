@@ -1,4 +1,4 @@
-"""Whether a run multiplies in FP8, and which models cannot."""
+"""Whether a run multiplies in FP8, and which models cannot; whether its two sides compute alike."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,3 +26,11 @@ def uses_fp8(settings: Mapping[str, Any]) -> bool:
     E4M3 makes an eighth of a value of a difference in its last bit, which grows from layer to layer. So the two sides
     disagree also where both round the same groups by the same scales."""
     return any(settings.get(key, "none") != "none" for key in ("generator.quantization", "float8.recipe_name"))
+
+
+def invariant_parts(titan: Mapping[str, Mapping[str, Any]], engine_ranks: int) -> int:
+    """Parts of a product that ranks share, on both sides, with ``debug.batch_invariant``; 0 without it.
+
+    ``titan``: TorchTitan's tables, of which keys with defaults may be left out; ``engine_ranks``: of one engine."""
+    trainer_ranks = titan.get("parallelism", {}).get("tensor_parallel_degree", 1)
+    return max(trainer_ranks, engine_ranks) if titan.get("debug", {}).get("batch_invariant") else 0

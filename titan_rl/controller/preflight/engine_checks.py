@@ -128,6 +128,7 @@ def check_batch_invariant(config: Config, titan: TitanConfig, hf: PreTrainedConf
     setting = "debug.batch_invariant = true"
     if why := why_not_invariant(model_config(hf, family)):
         raise ConfigError(f"{setting}: the model ({hf.model_type}) has no batch-invariant form of {why}; leave it out")
+    _check_degrees(titan.parallelism.tensor_parallel_degree, config.generator.tensor_parallel, setting)
     for key, value, wanted in _variant_settings(config, titan):
         if value != wanted:
             raise ConfigError(
@@ -136,12 +137,21 @@ def check_batch_invariant(config: Config, titan: TitanConfig, hf: PreTrainedConf
             )
 
 
+def _check_degrees(trainer: int, engine: int, setting: str) -> None:
+    """Errors: ConfigError for degrees of which one side's ranks could not add up as the other's do, by halves."""
+    smaller, larger = sorted((trainer, engine))
+    times, rest = divmod(larger, smaller)
+    if smaller > 1 and (rest or times.bit_count() > 1):
+        raise ConfigError(
+            f"{setting}, parallelism.tensor_parallel_degree = {trainer} and generator.tensor_parallel = {engine}: sums "
+            f"over ranks are taken by halves; make one a power of two times the other, or 1"
+        )
+
+
 def _variant_settings(config: Config, titan: TitanConfig) -> Iterator[tuple[str, object, object]]:
     """Key, value, and the only value that batch-invariant layers compute."""
-    generator, parallelism = config.generator, titan.parallelism
-    for key in ("tensor_parallel_degree", "context_parallel_degree"):
-        yield f"parallelism.{key}", getattr(parallelism, key), 1
-    yield "generator.tensor_parallel", generator.tensor_parallel, 1
+    generator = config.generator
+    yield "parallelism.context_parallel_degree", titan.parallelism.context_parallel_degree, 1
     yield "generator.dtype", generator.dtype, titan.training.mixed_precision_param
     yield "generator.quantization", generator.quantization, "none"
     yield "float8.recipe_name", titan.float8.recipe_name, "none"

@@ -21,8 +21,8 @@ from titan_rl.generator.weights.vllm_linear import widen_linears
 
 FORMAT = "titan_rl"
 EMULATED, BATCH_INVARIANT = "titan_rl_quantization", "titan_rl_batch_invariant"
-"""Keys of vLLM's ``additional_config``: the scheme that a CPU emulates; whether layers compute by the trainer's
-functions."""
+"""Keys of vLLM's ``additional_config``: the scheme that a CPU emulates; in how many parts layers share
+products by the trainer's functions."""
 _EXACT = "e_score_correction_bias"
 """A router's bias, which the trainer has in fp32, too: it is a buffer there."""
 _SCALES = ("weight_scale", "weight_scale_inv")
@@ -31,8 +31,8 @@ _SCALES = ("weight_scale", "weight_scale_inv")
 
 class DirectoryLoader(FileLoader):
     _emulated: Scheme | None = None
-    _invariant_config: VllmConfig | None = None
-    """Where layers are to be batch-invariant."""
+    _num_parts = 0
+    """Of products of batch-invariant layers; 0: vLLM's own."""
 
     def files_of(self, directory: str) -> tuple[list[str], str]:
         return [str(file) for file in weight_files(directory)], SAFE_WEIGHTS_INDEX_NAME
@@ -40,7 +40,7 @@ class DirectoryLoader(FileLoader):
     def load_model(self, vllm_config: VllmConfig, *arguments: Any, **keywords: Any) -> nn.Module:
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         assert isinstance(vllm_config.additional_config, dict), "it is what engine_arguments sets"
-        self._invariant_config = vllm_config if vllm_config.additional_config.get(BATCH_INVARIANT) else None
+        self._vllm_config, self._num_parts = vllm_config, vllm_config.additional_config.get(BATCH_INVARIANT, 0)
         is_draft = vllm_config.model_config.runner_type == "draft"  # which vLLM quantizes on no GPU, either
         self._emulated = None if is_draft else vllm_config.additional_config.get(EMULATED)
         return super().load_model(vllm_config, *arguments, **keywords)
@@ -49,10 +49,10 @@ class DirectoryLoader(FileLoader):
         """Load the checkpoint's tensors; vLLM packs them afterwards."""
         super().load_weights(model, model_config)
         round_parameters(model, model_config.dtype)
-        if self._invariant_config is not None:
+        if self._num_parts:
             from titan_rl.generator.batch_invariance import make_batch_invariant  # which brings TorchTitan along
 
-            make_batch_invariant(model, self._invariant_config)
+            make_batch_invariant(model, self._vllm_config, self._num_parts)
         else:
             if self._emulated is not None:
                 quantize_linears(model, self._emulated)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from titan_rl.config.sections.placement import most_samples
+from titan_rl.config.sections.precision import invariant_parts
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints
 from titan_rl.mesh.members.replica import Replica
 from titan_rl.mesh.members.router import Replacements, Router
@@ -95,8 +96,8 @@ class Generators:
         table = None if devices is None else devices.table
         self._seats = EngineSeats(None if table is None else table.engines())
         self._helper_seats = EngineSeats(None if table is None else table.engines(HELPER))
-        is_invariant = config.titan.get("debug", {}).get("batch_invariant", False)
-        modes = config.algorithm.routing == "replay", is_invariant
+        parts = invariant_parts(config.titan, config.generator.tensor_parallel)
+        modes = config.algorithm.routing == "replay", parts
 
         def arguments(its_environment: dict[str, str], *, is_helper: bool) -> tuple[Any, ...]:
             settings = config.generator if devices is None else devices.of_engine(config.generator, is_helper=is_helper)

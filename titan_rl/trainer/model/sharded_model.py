@@ -23,6 +23,7 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.config.model_directory.chat_template import write_template
+from titan_rl.config.sections.precision import invariant_parts
 from titan_rl.config.sections.schema import Config, LoraConfig
 from titan_rl.data.batches.packing import fit_rows
 from titan_rl.data.images import PlacedImage, image_processor
@@ -99,15 +100,16 @@ class ShardedModel:
         kernel: Kernel,
         chat_template: str = "",
         replays_routing: bool = False,
+        parts: int = 0,
     ):
         """``path``: directory of the weights. ``temperature``: of the log-probabilities. ``chat_template``: what is
         saved in the place of the directory's own; empty: that one. ``replays_routing``: tokens go through the experts
-        that rows have for them."""
+        that rows have for them. ``parts``: of a product that ranks share, in batch-invariant layers; 0: plain ones."""
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
         self.temperature, self.chat_template, self.replays_routing = temperature, chat_template, replays_routing
         self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
-        if titan.debug.batch_invariant and titan.ranks_of_rows == 1:
-            convert_to_batch_invariant(decoder_of(spec))
+        if parts and titan.parallelism.context_parallel_degree == 1:
+            convert_to_batch_invariant(decoder_of(spec), parts)
         self.attention_form: Form = attention_form(
             decoder_of(spec), device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
         )
@@ -369,4 +371,5 @@ def make_sharded(
         kernel=config.model.kernel,
         chat_template=config.model.chat_template.text,
         replays_routing=replays_routing,
+        parts=invariant_parts(titan.as_dict(), config.generator.tensor_parallel),
     )
