@@ -157,7 +157,6 @@ FAULTS_OF_HELPERS = [
     ("generator 1", "kill at work"),
     ("trainer rank 0", "kill at offload"),
     ("trainer rank 0", "kill at onload"),
-    ("generator 0", "kill at work"),
 ]
 FAULTS = [
     ("generator 0", "kill at sleep"),

@@ -23,7 +23,8 @@ HELPER = 1
 
 class FakeTrainers:
     def __init__(self, log: list[str]):
-        self.log, self.ranks, self.is_dead = log, [SimpleNamespace(name="trainer rank 0", why="died")], False
+        died = asyncio.get_running_loop().create_future()
+        self.log, self.ranks, self.is_dead = log, [SimpleNamespace(name="trainer rank 0", why="died", died=died)], False
 
     async def call(self, request: RemoteCall, *, what: str) -> None:
         self.log.append(request.endpoint)
@@ -33,7 +34,7 @@ class FakeTrainers:
 
 class FakeLink:
     def __init__(self, log: list[str]):
-        self.log, self.version, self.published, self.fails = log, 3, 3, False
+        self.log, self.version, self.published, self.fails, self.hangs = log, 3, 3, False, False
         self.lock = asyncio.Lock()
 
     def undisturbed(self) -> asyncio.Lock:
@@ -43,6 +44,8 @@ class FakeLink:
         self.log.append(f"{replica.number} wakes")
         if self.fails:
             raise OSError("no memory")
+        if self.hangs:
+            await asyncio.Event().wait()
         return EngineStatistics()
 
 
@@ -178,6 +181,20 @@ def test_a_helper_that_does_not_wake_up_is_replaced_and_gets_nothing(monkeypatch
         failed = "1 did not wake up: no memory"
         await eventually(lambda: scene.log == ["offload", "1 wakes", failed], "it is ended")
         assert not group.done() and scene.router.healthy == [0]
+        group.cancel()
+
+    play(monkeypatch, act)
+
+
+def test_a_trainer_that_dies_while_a_helper_reads_its_weights_has_its_device_soon(monkeypatch):
+    async def act(scene: Scene) -> None:
+        scene.link.hangs, group = True, scene.sampled()
+        scene.turns.release()
+        await eventually(lambda: scene.log == ["offload", "1 wakes"], "it is lent")
+        taking = asyncio.ensure_future(scene.turns.take(dead=True))
+        scene.trainers.ranks[0].died.set_result(0.0)
+        await taking
+        assert scene.log[2:] == ["sleep", "take_statistics"] and scene.router.healthy == [0]
         group.cancel()
 
     play(monkeypatch, act)

@@ -36,6 +36,7 @@ BENCHES = {
     "growth": "titan_rl.diagnostics.bench.planning.growth",
     "colocated": "titan_rl.diagnostics.bench.steps.colocated",
     "overlap": "titan_rl.diagnostics.bench.steps.overlap",
+    "helpers": "titan_rl.diagnostics.bench.models.helper_generators",
     "slow-scorer": "titan_rl.diagnostics.bench.faults.slow_scorer",
     "kernels": "titan_rl.diagnostics.bench.models.kernels",
     "constant-answers": "titan_rl.diagnostics.bench.models.constant_answers",

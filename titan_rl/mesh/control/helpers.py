@@ -13,7 +13,6 @@ in its next turn.
 import asyncio
 import dataclasses
 import time
-from contextlib import suppress
 from math import inf
 
 from titan_rl.data.types import EngineStatistics
@@ -86,9 +85,13 @@ class HelperTurns(NoColocation):
         if not await fall_asleep(self.generators, replica, self.seconds, self._record):
             return
         request, what = GeneratorEndpoints.take_statistics(), f"taking statistics of generator {replica.number}"
-        with suppress(ActorDied):
+        try:
             statistics = await call(replica.ranks[0], request, seconds=self.seconds, what=what)
             self._statistics.append(dataclasses.replace(statistics, generator=replica.number))
+        except ActorDied:
+            pass
+        except Exception as error:
+            self.generators.fail(replica.number, f"gave no statistics: {last_line(error)}")
 
     def take_statistics(self) -> list[EngineStatistics]:
         taken, self._statistics = self._statistics, []
@@ -122,10 +125,15 @@ class HelperTurns(NoColocation):
         async with self._lock:
             if self._waits_since is None:  # meanwhile
                 return
-            start = time.monotonic()
+            start, helpers = time.monotonic(), self._helpers()
             await self._leave()
-            await asyncio.gather(*(self._wake(replica) for replica in self._helpers()))
-            self._seconds_to_lend = min(self._seconds_to_lend or inf, time.monotonic() - start)
+            waking = asyncio.gather(*(self._wake(replica) for replica in helpers))
+            deaths = {rank.died for rank in self.trainers.ranks}
+            await asyncio.wait({waking, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+            if not waking.done():  # one may wait for a rank that will never answer
+                waking.cancel()
+            elif helpers:
+                self._seconds_to_lend = min(self._seconds_to_lend or inf, time.monotonic() - start)
 
     async def _leave(self) -> None:
         """Errors: ActorDied."""
