@@ -24,7 +24,8 @@ from titan_rl.trainer.titan_config import build_titan, titan_keys
     [
         ("--algorithm.name=gpro", "did you mean 'grpo'? Else give pkg.module:name of your own"),
         ("--rollout.stop=x,y", 'rollout.stop = \'x,y\' is one text: give a list, ["x,y"] or ["x", "y"]'),
-        ("--rollout.stop=[x, y]", 'rollout.stop = \'[x, y]\' is one text: give a list, ["x", "y"]'),
+        ("--rollout.stop=[x, y]", 'rollout.stop = \'[x, y]\' is one text: give a list, ["[x, y]"] or ["x", "y"]'),
+        ("--rollout.stop=[END]", 'rollout.stop = \'[END]\' is one text: give a list, ["[END]"] or ["END"]'),
         ("--eval.suites=gsm8k", "eval.suites = 'gsm8k' is one text: give a list"),
         ("--training.epochs=3", "unknown key training.epochs: here it is training.steps: a run counts steps"),
         ("--training.lr=1e-4", "unknown key training.lr: here it is optimizer.lr"),

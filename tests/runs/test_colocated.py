@@ -13,12 +13,14 @@ from faults import check_records, last_step, pid_of, replay, wait_for, wait_for_
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.checks import check
+from titan_rl.controller.preflight.device import check_placement
 from titan_rl.mesh.control.colocation import Colocation
 from titan_rl.mesh.control.generators import StartupGate
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.weights.channel_link import WeightLink
 from titan_rl.records.metrics import read_metrics
+from titan_rl.trainer.titan_config import build_titan
 
 COLOCATED = dict(placement__mode="colocated")
 
@@ -47,6 +49,13 @@ def test_a_run_that_cannot_take_turns_is_refused(tables, mend):
     assert "\n" not in str(error.value)
 
 
+def test_helpers_are_refused_where_an_episode_has_a_limit_that_goes_on_while_they_sleep():
+    config = load_config(None, {"placement": {"helper_generators": 1}, "rollout": {"max_staleness": 1}})
+    task = SimpleNamespace(parts={}, has_agent=True, sessions=None)
+    with pytest.raises(ConfigError, match="has a time limit of its own"):
+        check_placement(config, build_titan(config), task, on_cpu=True)
+
+
 # who has it
 
 
@@ -62,7 +71,9 @@ class FakeRanks:
 
 def make(monkeypatch) -> tuple[Colocation, list]:
     log, gate = [], StartupGate()
-    replicas = {0: SimpleNamespace(number=0, ranks=[None]), 1: SimpleNamespace(number=1, ranks=[None])}
+    rank = SimpleNamespace(died=asyncio.get_running_loop().create_future())
+    rank.died.set_result(0.0)
+    replicas = {number: SimpleNamespace(number=number, ranks=[rank]) for number in range(2)}
     failed = lambda number, why: log.append(f"{number} {why}")  # noqa: E731
     generators = SimpleNamespace(startup_gate=gate, replicas=replicas, fail=failed)
 

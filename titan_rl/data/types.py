@@ -4,7 +4,7 @@ Dimensions: T tokens of one rollout or one packed row, S trained tokens of a row
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -444,6 +444,12 @@ class EngineStatistics:
         self.num_tokens += num_tokens
         self.num_prompt_tokens += num_prompt_tokens
         self.num_cached_tokens += num_cached_tokens
+
+    def plus(self, later: "EngineStatistics") -> "EngineStatistics":
+        """Statistics of both times together."""
+        sums = {field.name: getattr(self, field.name) + getattr(later, field.name) for field in fields(self)}
+        usage = max(self.kv_cache_usage_max, later.kv_cache_usage_max)
+        return EngineStatistics(**sums | {"generator": self.generator, "kv_cache_usage_max": usage})
 
 
 @dataclass(frozen=True)

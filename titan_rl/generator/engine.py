@@ -167,6 +167,8 @@ class GenerationEngine:
             self.reader.close()
         self.on_worker("init_weight_transfer_engine", init_info=dict(setups={get_tensor_model_parallel_rank(): setup}))
         self.reader = reader = self.on_worker(transfer_engine).reader
+        if self._is_asleep:
+            reader.let_go()
         return reader
 
     @property
@@ -478,13 +480,12 @@ class GenerationEngine:
 
     def _sleep(self) -> None:
         inject_fault("sleep")
-        if self._is_asleep:
-            return
-        self._engine.reset_prefix_cache(reset_running_requests=True)
-        self._lockstep.together(lambda: self.on_worker(fall_asleep))
-        if self.reader is not None:
+        if not self._is_asleep:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+            self._lockstep.together(lambda: self.on_worker(fall_asleep))
+            self._is_asleep = True
+        if self.reader is not None:  # which may hold a version that was never applied
             self.reader.let_go()
-        self._is_asleep = True
 
     def _take_statistics(self) -> EngineStatistics:
         finished, self.statistics = self.statistics, EngineStatistics()

@@ -55,7 +55,10 @@ class Scene:
     def __init__(self, monkeypatch):
         self.log: list[str] = []
         self.trainers, self.link = FakeTrainers(self.log), FakeLink(self.log)
-        self.router, self.replica = Router("generator", range(1), most_samples=4), Replica(HELPER, ranks=[None])
+        self.router, self.replica = (
+            Router("generator", range(1), most_samples=4),
+            Replica(HELPER, ranks=[self.trainers.ranks[0]]),
+        )
         self.generators = SimpleNamespace(
             router=self.router,
             replicas={HELPER: self.replica},
@@ -119,7 +122,7 @@ def test_devices_are_lent_while_the_trainer_waits_and_a_group_wants_an_engine(mo
         assert scene.log == ["offload", "1 wakes"]
         await scene.turns.take()
         assert scene.log[2:] == ["sleep", "take_statistics", "onload"] and scene.router.healthy == [0]
-        assert [(each.generator, each.num_tokens) for each in scene.turns.take_statistics()] == [(1, 7), (1, 7)]
+        assert [(each.generator, each.num_tokens) for each in scene.turns.take_statistics()] == [(1, 14)]
         assert not scene.turns.take_statistics()
         await scene.turns.take()
         assert len(scene.log) == 5, "nothing was lent"
@@ -127,14 +130,16 @@ def test_devices_are_lent_while_the_trainer_waits_and_a_group_wants_an_engine(mo
     play(monkeypatch, act)
 
 
-@pytest.mark.parametrize("why", ["nobody waits", "a version is on its way", "it paid never so fast"])
+@pytest.mark.parametrize("why", ["nobody waits", "a version is on its way", "it takes long", "none is left"])
 def test_they_are_not_lent_where_that_helps_nobody(monkeypatch, why):
     async def act(scene: Scene) -> None:
         group = None if why == "nobody waits" else scene.sampled()
         if why == "a version is on its way":
             scene.link.published += 1
-        if why == "it paid never so fast":
+        if why == "it takes long":
             scene.turns._seconds_to_lend = 1000.0
+        if why == "none is left":
+            scene.router.give_up(HELPER, "its replacements failed")
         scene.turns.release()
         await a_while()
         assert not scene.log

@@ -135,12 +135,16 @@ def test_one_that_rests_keeps_its_groups_and_gets_no_other():
             async with router.choose(1) as other:
                 assert other != first
             router.take_out(other, "died")
+            waiting = asyncio.ensure_future(router.choose(0.05).__aenter__())
+            await asyncio.sleep(0.1)
+            assert router.is_crowded and not waiting.done(), "one that rests may come at any time"
+            router.resume(first)
+            assert await waiting == first
+            router.rest(first)
+            router.take_out(first, "died, too")
             with pytest.raises(DeadlineError, match=f"generator {other}: died"):
                 async with router.choose(0.05):
                     pass
-            router.resume(first)
-            async with router.choose(1) as again:
-                assert again == first
         router.rest(first)
         router.put_in(first)
         assert router.healthy == [first], "another has come in its place"

@@ -14,9 +14,7 @@ TITAN_TEXT_LISTS = (("compile", "components"), ("float8", "filter_fqns"))
 def lists_meant(text: str) -> list[list[str]]:
     """Lists that a text may stand for; one, of the text itself, where it looks like no list."""
     several = [part.strip().strip("'\"") for part in text.removeprefix("[").removesuffix("]").split(",")]
-    if text.startswith("["):
-        return [several]
-    return [[text], several] if len(several) > 1 else [[text]]
+    return [[text], several] if len(several) > 1 or text.startswith("[") else [[text]]
 
 
 def with_lists(overrides: dict[str, Any]) -> dict[str, Any]:

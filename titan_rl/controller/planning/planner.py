@@ -188,7 +188,7 @@ def _shaped(path: str, setting: str, folder: Path, *, is_head: bool = False) -> 
 
 
 def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
-    check_placement(checked.config, checked.titan, on_cpu=on_cpu)
+    check_placement(checked.config, checked.titan, checked.task, on_cpu=on_cpu)
     hf = _hf(checked)
     check_products(hf, checked.titan, checked.family, on_cpu=on_cpu)
     check_laid_out(checked.config, checked.titan, hf, checked.family, on_cpu=on_cpu)

@@ -435,7 +435,7 @@ CHECKS = (
     Check("reward model", lambda c: check_reward_model(c.config, c.algorithm, c.family), of_updates=True),
     Check("judges", lambda c: check_judges(c.scored_tasks, c.config.verifier.score_timeout)),
     Check("transport", lambda c: check_transport(c.config)),
-    Check("placement", lambda c: check_placement(c.config, c.titan, on_cpu=is_on_cpu(c.config))),
+    Check("placement", lambda c: check_placement(c.config, c.titan, c.task, on_cpu=is_on_cpu(c.config))),
     Check("checkpoints", lambda c: check_checkpoints(c.config)),
     Check("hosts", lambda c: replace(c, host_launcher=check_hosts(c.config))),
     Check("trackers", lambda c: check_trackers(c.config.metrics)),

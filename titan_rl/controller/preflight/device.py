@@ -10,6 +10,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.placement import most_samples
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.callbacks import RecordEvent
+from titan_rl.environments.interfaces.task import Task, parts_of
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.trainer.model.determinism import RankPlatform, rank_platform, tolerance
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
@@ -32,12 +33,12 @@ def is_on_cpu(config: Config) -> bool:
     return device_type(config) == "cpu"
 
 
-def check_placement(config: Config, titan: TitanConfig, *, on_cpu: bool) -> None:
+def check_placement(config: Config, titan: TitanConfig, task: Task, *, on_cpu: bool) -> None:
     """Errors: ConfigError for a run whose trainer and generators cannot take turns."""
     if config.placement.mode == "colocated":
         _check_colocated(config)
     if config.placement.helper_generators:
-        _check_helpers(config, titan, on_cpu=on_cpu)
+        _check_helpers(config, titan, task, on_cpu=on_cpu)
 
 
 def _check_colocated(config: Config) -> None:
@@ -53,7 +54,7 @@ def _check_colocated(config: Config) -> None:
         )
 
 
-def _check_helpers(config: Config, titan: TitanConfig, *, on_cpu: bool) -> None:
+def _check_helpers(config: Config, titan: TitanConfig, task: Task, *, on_cpu: bool) -> None:
     count, ranks = config.placement.helper_generators, config.generator.tensor_parallel
     setting = f"placement.helper_generators = {count}"
     if config.placement.mode == "colocated":
@@ -64,6 +65,11 @@ def _check_helpers(config: Config, titan: TitanConfig, *, on_cpu: bool) -> None:
         raise ConfigError(
             f"{setting}: a helper goes on with its answers under another version, which generator.update = 'drain' "
             f"rules out; take 'in_flight'"
+        )
+    if any(part.has_agent or part.sessions is not None for part in parts_of(task)):
+        raise ConfigError(
+            f"{setting}: an episode of task.name = {config.task.name!r} has a time limit of its own, or a place that "
+            f"others wait for, and would keep both while a helper sleeps; leave it out"
         )
     if count * ranks > titan.world_size:
         raise ConfigError(

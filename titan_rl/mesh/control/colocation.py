@@ -26,6 +26,9 @@ from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.telemetry.step_record import StepRecord
 from titan_rl.mesh.weights.channel_link import WeightLink
 
+_END_SECONDS = 5.0
+"""How long the death of a process that was killed is waited for."""
+
 
 class NoColocation:
     """No colocation: all actors always own their devices."""
@@ -72,6 +75,8 @@ async def fall_asleep(generators: Generators, replica: Replica, seconds: float, 
         pass  # its owner replaces it
     except Exception as error:
         generators.fail(replica.number, f"did not fall asleep: {last_line(error)}")
+    deaths = {rank.died for rank in replica.ranks}
+    await asyncio.wait(deaths, timeout=_END_SECONDS)  # until then its memory is taken
     return False
 
 

@@ -4,9 +4,10 @@
     helpers sleep, and what they sample  ──lend──▶     its moments lie on the host; helpers wake up with the live
     waits, with its tokens               ◀──take──     version, go on where they were, and take groups
 
-A call to the trainer takes the devices back at once. They are lent when the trainer has waited for as long as lending
-and taking them takes, so that at most as much time is lost again as has passed anyway (the rule of rent or buy: Karlin
-et al., "Competitive snoopy caching", Algorithmica 1988). Who dies is replaced as under colocation, a helper
+A call to the trainer takes the devices back at once; only a helper that is being replaced then comes up first. They are
+lent when the trainer has waited for as long as lending and taking them takes, so that at most as much time is lost
+again as has passed anyway (the rule of rent or buy: Karlin et al., "Competitive snoopy caching", Algorithmica 1988).
+Who dies is replaced as under colocation, a helper
 in its next turn.
 """
 
@@ -47,7 +48,7 @@ class HelperTurns(NoColocation):
         """When the trainer had nothing more to do; None: it works."""
         self._seconds_to_lend = self._seconds_to_take = 0.0
         """The least so far; 0: never yet."""
-        self._statistics: list[EngineStatistics] = []
+        self._statistics: dict[int, EngineStatistics] = {}
 
     async def begin(self) -> None:
         await self.generators.helper_gate.shut()
@@ -87,26 +88,36 @@ class HelperTurns(NoColocation):
         request, what = GeneratorEndpoints.take_statistics(), f"taking statistics of generator {replica.number}"
         try:
             statistics = await call(replica.ranks[0], request, seconds=self.seconds, what=what)
-            self._statistics.append(dataclasses.replace(statistics, generator=replica.number))
+            statistics = dataclasses.replace(statistics, generator=replica.number)
+            earlier = self._statistics.get(replica.number)
+            self._statistics[replica.number] = statistics if earlier is None else earlier.plus(statistics)
         except ActorDied:
             pass
         except Exception as error:
             self.generators.fail(replica.number, f"gave no statistics: {last_line(error)}")
 
     def take_statistics(self) -> list[EngineStatistics]:
-        taken, self._statistics = self._statistics, []
-        return taken
+        taken, self._statistics = self._statistics, {}
+        return list(taken.values())
 
     def release(self) -> None:
         self._waits_since = time.monotonic()
 
     async def watch(self) -> None:
-        """For as long as the run lasts: lend the devices where that pays, and let nobody who sleeps miss a deadline."""
+        await asyncio.gather(self._keep_deadlines(), self._lend_where_it_pays())
+
+    async def _keep_deadlines(self) -> None:
+        """Nobody who sleeps misses a deadline."""
+        router = self.generators.router
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            if not self._are_lent:
-                for deadline in (deadline for replica in self._helpers() for deadline in replica.deadlines):
+            for replica in self._helpers():
+                for deadline in replica.deadlines if router.is_resting(replica.number) else ():
                     deadline.restart()
+
+    async def _lend_where_it_pays(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
             if self._pays():
                 try:
                     await self._lend()
@@ -117,9 +128,11 @@ class HelperTurns(NoColocation):
     def _pays(self) -> bool:
         if self._are_lent or self._waits_since is None or self.link.version != self.link.published:
             return False
-        wanted = self.generators.router.is_crowded or any(replica.num_groups for replica in self._helpers())
+        router = self.generators.router
+        is_wanted = router.is_crowded or any(replica.num_groups for replica in self._helpers())
+        is_there = not all(map(router.is_given_up, self.generators.helpers))
         waited = time.monotonic() - self._waits_since
-        return wanted and waited >= self._seconds_to_lend + self._seconds_to_take
+        return is_wanted and is_there and waited >= self._seconds_to_lend + self._seconds_to_take
 
     async def _lend(self) -> None:
         async with self._lock:
@@ -132,7 +145,7 @@ class HelperTurns(NoColocation):
             await asyncio.wait({waking, *deaths}, return_when=asyncio.FIRST_COMPLETED)
             if not waking.done():  # one may wait for a rank that will never answer
                 waking.cancel()
-            elif helpers:
+            elif all(waking.result()) and helpers:
                 self._seconds_to_lend = min(self._seconds_to_lend or inf, time.monotonic() - start)
 
     async def _leave(self) -> None:
@@ -143,15 +156,17 @@ class HelperTurns(NoColocation):
         self._are_lent = True
         self.generators.helper_gate.open()
 
-    async def _wake(self, replica: Replica) -> None:
+    async def _wake(self, replica: Replica) -> bool:
+        """Whether it woke; one that does not is replaced."""
         try:
             await self.link.update(replica)
         except ActorDied:
-            return  # its owner replaces it
+            return False
         except Exception as error:  # as of an update that fails
             self.generators.fail(replica.number, f"did not wake up: {last_line(error)}")
-            return
+            return False
         self.generators.router.resume(replica.number)
+        return True
 
     def _helpers(self) -> list[Replica]:
         replicas = self.generators.replicas

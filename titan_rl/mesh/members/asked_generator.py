@@ -9,6 +9,7 @@ Answers, environments, sandboxes and agents of the group stay, and do not hear o
 import asyncio
 import time
 from collections.abc import Awaitable
+from math import inf
 from typing import Any, TypeVar
 
 from monarch.actor import ActorError
@@ -92,13 +93,19 @@ class AskedGenerator:
             while not call.done() and left > 0:
                 await asyncio.wait({call}, timeout=left)
                 if not call.done():
-                    awake = within(_NEWS_SECONDS, "an answer of the generator", generator.seconds_awake.call_one())
-                    left = self._patience - await awake
+                    left = self._patience - await self._seconds_awake(generator)
             if call.done():
                 return call.result()
             raise DeadlineError(f"an answer of the generator did not end within {self._patience:g} s")
         finally:
             call.cancel()
+
+    async def _seconds_awake(self, generator: Any) -> float:
+        """Infinite of one that does not answer."""
+        try:
+            return await within(_NEWS_SECONDS, "an answer", generator.seconds_awake.call_one())
+        except DeadlineError:
+            return inf
 
     async def _present(self) -> Any:
         """Generator, once there is one. Errors: ReplicaFailed."""

@@ -52,13 +52,19 @@ class Router:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a group waits for room."""
+        """Whether a group waits for room, or for one that rests."""
         return self._num_waiting > 0
 
     def rest(self, number: int) -> None:
         """Take an actor out of rotation with its groups, which wait, until ``resume``; no fault is counted."""
         self._resting.add(number)
         self._notify()
+
+    def is_resting(self, number: int) -> bool:
+        return number in self._resting
+
+    def is_given_up(self, number: int) -> bool:
+        return number in self._given_up
 
     def resume(self, number: int) -> None:
         self._resting.discard(number)
@@ -108,12 +114,12 @@ class Router:
     async def choose(
         self, seconds: float, *, alone: bool = False, samples: int = 1, is_under_way: bool = False
     ) -> AsyncIterator[int]:
-        """The one that gets the group which the block works on; waits while all are out or full.
+        """The one that gets the group which the block works on; waits while all are out, full or resting.
 
         ``alone``: no other group is there meanwhile. ``samples``: of the group. ``is_under_way``: it waits for no room.
         Errors: NoneLeft, with every one's
-        reason; DeadlineError after ``seconds`` in which all were out. One that is full, or kept for a group that is
-        alone, is waited for without a limit: those groups have their own.
+        reason; DeadlineError after ``seconds`` in which all were out. One that rests, is full, or is kept for a group
+        that is alone, is waited for without a limit: those groups have their own.
         """
         needed = 0 if is_under_way else samples
         number = await (self._wait_for_idle(seconds) if alone else self._wait_for_one(seconds, needed))
@@ -166,8 +172,10 @@ class Router:
                 return min(able, key=self._samples_at.__getitem__)
             if set(self._samples_at) <= set(self._given_up):
                 raise NoneLeft(f"no {self.kind} is left: {self._reasons(self._given_up)}")
-            deadline = None if healthy else deadline or now() + seconds
-            self._num_waiting += bool(free)
+            comes = bool(healthy or self._resting - self._out.keys())
+            deadline = None if comes else deadline or now() + seconds
+            waits_for_room = bool(free or comes and not healthy)
+            self._num_waiting += waits_for_room
             try:
                 await asyncio.wait_for(self._next_change.wait(), None if deadline is None else deadline - now())
             except TimeoutError:
@@ -175,7 +183,7 @@ class Router:
                     f"no {self.kind} came back within {seconds:g} s: {self._reasons(self._out)}"
                 ) from None
             finally:
-                self._num_waiting -= bool(free)
+                self._num_waiting -= waits_for_room
 
     def _notify(self) -> None:
         """Somebody came, went or is done."""
