@@ -117,9 +117,8 @@ class Router:
         """The one that gets the group which the block works on; waits while all are out, full or resting.
 
         ``alone``: no other group is there meanwhile. ``samples``: of the group. ``is_under_way``: it waits for no room.
-        Errors: NoneLeft, with every one's
-        reason; DeadlineError after ``seconds`` in which all were out. One that rests, is full, or is kept for a group
-        that is alone, is waited for without a limit: those groups have their own.
+        Errors: NoneLeft, with every one's reason; DeadlineError after ``seconds`` in which all were out. One that rests,
+        is full, or is kept for a group that is alone, is waited for without a limit: those groups have their own.
         """
         needed = 0 if is_under_way else samples
         number = await (self._wait_for_idle(seconds) if alone else self._wait_for_one(seconds, needed))
@@ -172,9 +171,9 @@ class Router:
                 return min(able, key=self._samples_at.__getitem__)
             if set(self._samples_at) <= set(self._given_up):
                 raise NoneLeft(f"no {self.kind} is left: {self._reasons(self._given_up)}")
-            comes = bool(healthy or self._resting - self._out.keys())
-            deadline = None if comes else deadline or now() + seconds
-            waits_for_room = bool(free or comes and not healthy)
+            some_rest = bool(self._resting - self._out.keys())
+            deadline = None if healthy or some_rest else deadline or now() + seconds
+            waits_for_room = bool(free) or some_rest and not healthy
             self._num_waiting += waits_for_room
             try:
                 await asyncio.wait_for(self._next_change.wait(), None if deadline is None else deadline - now())
