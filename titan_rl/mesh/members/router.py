@@ -117,8 +117,8 @@ class Router:
         """The one that gets the group which the block works on; waits while all are out, full or resting.
 
         ``alone``: no other group is there meanwhile. ``samples``: of the group. ``is_under_way``: it waits for no room.
-        Errors: NoneLeft, with every one's reason; DeadlineError after ``seconds`` in which all were out. One that
-        rests, is full, or is kept for a group that is alone, is waited for without a limit: those groups have their own.
+        Errors: NoneLeft, with every one's reason; DeadlineError after ``seconds`` in which all were out. One
+        that rests, is full, or is kept for a group that is alone, is waited for without a limit: those have their own.
         """
         needed = 0 if is_under_way else samples
         number = await (self._wait_for_idle(seconds) if alone else self._wait_for_one(seconds, needed))
