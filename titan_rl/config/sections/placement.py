@@ -30,5 +30,5 @@ class PlacementConfig:
 
 
 def most_samples(max_num_seqs: int, group_size: int) -> int:
-    """Samples that an engine takes at once where there are helpers: with a group that waits, so that it never does."""
+    """Samples that an engine takes at once where there are helpers: one group more than run, so that none is idle."""
     return max_num_seqs + group_size

@@ -65,7 +65,7 @@ class NoColocation:
 
 
 async def fall_asleep(generators: Generators, replica: Replica, seconds: float, record: StepRecord) -> bool:
-    """Have a replica release its memory. One that cannot is ended, since it may hold what the trainer needs; False."""
+    """Have a replica release its memory; False for one that cannot, which is ended."""
     try:
         with record.span("fall asleep", f"generator {replica.number}"):
             what = f"generator {replica.number} fell asleep"
@@ -73,7 +73,7 @@ async def fall_asleep(generators: Generators, replica: Replica, seconds: float, 
         return True
     except ActorDied:
         pass  # its owner replaces it
-    except Exception as error:
+    except Exception as error:  # it may hold what the trainer needs
         generators.fail(replica.number, f"did not fall asleep: {last_line(error)}")
     deaths = {rank.died for rank in replica.ranks}
     await asyncio.wait(deaths, timeout=_END_SECONDS)  # until then its memory is taken

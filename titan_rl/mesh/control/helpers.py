@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.05
 
 
 class HelperTurns(NoColocation):
-    """Turns of trainer and helpers: owner of whose devices the trainer's are."""
+    """Owner of the turns that the trainer and its helpers take on the trainer's devices."""
 
     def __init__(
         self, trainers: Trainers, generators: Generators, link: WeightLink, seconds: float, record: StepRecord
@@ -92,8 +92,8 @@ class HelperTurns(NoColocation):
             earlier = self._statistics.get(replica.number)
             self._statistics[replica.number] = statistics if earlier is None else earlier.plus(statistics)
         except ActorDied:
-            pass
-        except Exception as error:
+            pass  # its owner replaces it
+        except Exception as error:  # an engine that gives none is broken
             self.generators.fail(replica.number, f"gave no statistics: {last_line(error)}")
 
     def take_statistics(self) -> list[EngineStatistics]:
@@ -107,7 +107,7 @@ class HelperTurns(NoColocation):
         await asyncio.gather(self._keep_deadlines(), self._lend_where_it_pays())
 
     async def _keep_deadlines(self) -> None:
-        """Nobody who sleeps misses a deadline."""
+        """Begin the deadlines of sleeping helpers anew, again and again."""
         router = self.generators.router
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
