@@ -28,6 +28,7 @@ FORMS = {
     "torch._C:__file__": "str",
     "torch._inductor.config:deterministic": "bool",
     "torch._inductor.config:emulate_precision_casts": "bool",
+    "torch._functorch.partitioners:get_default_op_list": "()",
     "torch.distributed.distributed_c10d:_abort_process_group": "(group)",
     "torch.distributed.tensor:DTensor._local_tensor": "member_descriptor",
     "torch.distributed.fsdp:FSDPModule._get_fsdp_state": "(self)",
@@ -142,6 +143,16 @@ def test_what_is_given_to_the_compiler_meanwhile_is_compiled_once_when_it_is_cal
     assert torch.compile is before and not compiled
     assert [later(-1), later(-2), decorated(-3)] == [("compiled", 1), ("compiled", 2), ("compiled", 3)]
     assert compiled == [(abs, {"fullgraph": True}), (abs, {"mode": "default"})]
+
+
+def test_while_the_compiler_is_disabled_it_is_not_imported(compiled, monkeypatch):
+    monkeypatch.setattr(torch, "compile", torch.compile)
+    compiling.leave_functions_uncompiled()
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    assert torch.compile(abs, fullgraph=True) is abs and torch.compile(mode="default")(abs) is abs
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")
+    assert torch.compile(mode="default")(abs)(-1) == ("compiled", 1)
+    assert compiled == [(abs, {"mode": "default"})]
 
 
 def test_other_threads_compile_as_ever(compiled):

@@ -2,7 +2,10 @@
 
 import inspect
 import json
+import os
 import random
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +18,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.platforms.cpu import CpuPlatform
+from vllm.triton_utils import dispatcher
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
@@ -31,6 +36,7 @@ from titan_rl.compat.vllm import (
     admission,
     engine,
     layers,
+    lean_import,
     loading,
     parallel,
     quantization,
@@ -39,13 +45,12 @@ from titan_rl.compat.vllm import (
     speculation,
     thinking,
     vision,
-    without_server,
 )
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings
 
 MODULES = (
     *(admission, layers, loading, engine, parallel, quantization, routing, sampling, speculation, thinking, vision),
-    without_server,
+    lean_import,
 )
 _LAYERS, _LOADER = "vllm.model_executor.layers", "vllm.model_executor.model_loader"
 _INFO = f"{_LOADER}.reload.types:LayerReloadingInfo"
@@ -60,6 +65,8 @@ FORMS = {
     "vllm._custom_ops:onednn_mm": "(dnnl_handler, x, bias)",
     f"{_LAYERS}.fused_moe.fused_moe_method_base:FusedMoEMethodBase.moe_kernel": "set",
     "vllm.model_executor.models.registry:_run_in_subprocess": "(fn)",
+    "vllm.triton_utils.dispatcher:_rebind_kernels": "(overrides)",
+    "vllm.triton_utils.dispatcher:sys": "module",
     f"{_LOADER}:_LOAD_FORMAT_TO_MODEL_LOADER": "dict",
     f"{_LOADER}.default_loader:DefaultModelLoader._prepare_weights": (
         "(self, model_name_or_path, subfolder, revision, fall_back_to_pt, allow_patterns_overrides)"
@@ -391,3 +398,56 @@ def test_a_counter_of_another_meaning_is_named_at_the_start(make, monkeypatch, c
     monkeypatch.setattr(Request, counter, ignored, raising=False)
     with pytest.raises(DependencyChanged, match=rf"vLLM 0\.32\.\d+ counts \d tokens of a request .* {counter} = \d"):
         engine.check_counts(scheduler)
+
+
+# kernels of a CPU
+
+
+def test_a_kernel_is_replaced_in_vllms_modules_and_ours(monkeypatch):
+    original, wrapper = object(), object()
+    for name in ("vllm.fake", "titan_rl.fake", "other.fake"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(kernel=original))
+    monkeypatch.setattr(dispatcher, "_rebind_kernels", dispatcher._rebind_kernels)
+    loading.rebind_kernels_of_vllm()
+    dispatcher._rebind_kernels([(original, wrapper)])
+    assert [sys.modules[f"{owner}.fake"].kernel is wrapper for owner in ("vllm", "titan_rl", "other")] == [1, 1, 0]
+    assert dispatcher.sys is sys
+
+
+def test_no_other_modules_have_kernels(monkeypatch):
+    found = {}
+    monkeypatch.setattr(dispatcher, "register_kernels", found.update)
+    CpuPlatform.register_triton_kernel_overrides()
+    kernels = [getattr(*dispatcher._resolve_kernel(name)) for name in found]
+    others = {name: vars(module) for name, module in sys.modules.items() if hasattr(module, "__dict__")}
+    owners = {
+        name.partition(".")[0]
+        for name, names in others.items()
+        for kernel in kernels
+        if any(kernel is each for each in names.values())
+    }
+    assert owners <= {"vllm", "titan_rl"}
+
+
+# what engines import
+
+IMPORTS = """
+import sys
+
+import titan_rl.generator.engine
+import vllm.v1.worker.gpu_worker
+from vllm.tracing import is_otel_available
+
+assert not is_otel_available()
+assert not {"torch._inductor.lowering", "torch._inductor.compile_fx", "vllm.entrypoints.openai"} & sys.modules.keys()
+
+import opentelemetry, torch, torch._inductor.lowering  # whoever asks for them afterwards
+
+assert torch.compile(abs) is abs and torch.compile(fullgraph=True)(abs) is abs
+"""
+
+
+def test_an_engine_that_compiles_nothing_imports_no_compiler():
+    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr

@@ -136,6 +136,7 @@ OPENERS = {
     *("connect", "safe_open", "load_file", "from_file", "from_pretrained", "fromfile", "memmap", "read_parquet"),
 }
 OWN = {
+    "compat/transformers.py": "what the installed packages say of themselves",
     "config/io/bounded_files.py": "the reader itself",
     "config/shipped.py": "files of the package",
     "config/torchrun.py": "the job's own folder, of this user alone",

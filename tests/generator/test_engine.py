@@ -1,5 +1,6 @@
 """Requests that vLLM does not take, and all others when an engine fails. vLLM's own part is faked."""
 
+import mmap
 import queue
 import threading
 from collections import deque
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from vllm import SamplingParams
 from vllm.logprobs import FlatLogprobs
 
@@ -19,6 +21,7 @@ from titan_rl.generator import engine as engine_module
 from titan_rl.generator.engine import GenerationEngine
 from titan_rl.generator.lockstep import Lockstep
 from titan_rl.generator.ranks import reserve_shared_memory
+from titan_rl.mesh.resources.released_memory import ZerosOnDemand
 
 
 class FakeEngine:
@@ -109,6 +112,21 @@ def test_pages_of_shared_memory_are_had_before_others_can_take_them():
     finally:
         segment.close()
         segment.unlink()
+
+
+def test_large_zeros_take_memory_as_they_are_written_to():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    with ZerosOnDemand():
+        cache = torch.zeros(1 << 20, 256, dtype=torch.float32, device="cpu")
+        small = torch.zeros((3, 2), dtype=torch.int32)
+        ones = torch.zeros(1 << 24, requires_grad=True) + 1
+    assert resident() - before < cache.nbytes // 2
+    assert cache.shape == (1 << 20, 256) and cache.dtype == torch.float32 and not cache[::4096].any()
+    cache[7] = 1.0
+    assert cache.sum() == 256 and ones.requires_grad and torch.equal(small, torch.zeros(3, 2, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(

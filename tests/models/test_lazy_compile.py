@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from titan_rl.compat.torch.compiling import compiled_at_first_call
+from titan_rl.models import lazy_compile  # noqa: F401  (before TorchTitan's)
+
+from torchtitan.distributed import activation_checkpoint  # isort: skip
 
 IMPORTS = """
 import sys
@@ -15,7 +18,7 @@ import titan_rl.{first}
 from torchtitan.models.common.attention import FlexAttention
 
 assert callable(FlexAttention._compiled_flex_attn)
-assert "torch._inductor.compile_fx" not in sys.modules
+assert not set(sys.modules).intersection(["torch._inductor.compile_fx", "torch._functorch.partitioners", "networkx"])
 """
 
 
@@ -23,6 +26,10 @@ assert "torch._inductor.compile_fx" not in sys.modules
 def test_whoever_imports_models_does_not_import_the_compiler(first):
     done = subprocess.run([sys.executable, "-c", IMPORTS.format(first=first)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_operators_of_checkpoints_are_listed_when_they_are_asked_for():
+    assert activation_checkpoint.get_default_op_list().compute_intensive_ops
 
 
 def test_it_is_compiled_once_when_it_is_called():

@@ -153,7 +153,7 @@ def test_engines_start_without_torchtitan():
     assert "torchtitan" in {name.split(".")[0] for name in imported_at_once("generator.batch_invariance", files)}
 
 
-DEPENDENCIES = ("vllm", "torch", "torchtitan", "monarch")
+DEPENDENCIES = ("vllm", "torch", "torchtitan", "transformers", "monarch")
 OUTSIDE_COMPAT = {
     "kernels.packed_attention": {"torch.ops.torch_attn._varlen_attn", "torch.ops.torch_attn._varlen_attn_backward"}
 }

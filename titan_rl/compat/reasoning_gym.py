@@ -1,14 +1,53 @@
-"""reasoning-gym, whose cellular automata are imported with their first use: for plots they import matplotlib."""
+"""reasoning-gym, of which those parts are imported that a run asks for: all of it takes half a second.
+
+Its cellular automata are imported with their first use: for plots they import matplotlib.
+"""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from threading import RLock
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["DATASETS", "NAMES", "ProceduralDataset", "Relationship", "read_data_file", "reasoning_gym", "wordle_words"]
+if TYPE_CHECKING:
+    from reasoning_gym.factory import ProceduralDataset
+
+_PACKAGE, _AUTOMATA = "reasoning_gym", "cellpylib"
+_importing = RLock()
 
 
-_AUTOMATA = "cellpylib"
+def part(name: str) -> Any:
+    """A module of it, such as ``data.wordle_words``, imported with its category alone."""
+    with _importing, _automata_on_first_use():
+        if _PACKAGE not in sys.modules:
+            sys.modules[_PACKAGE] = _whole_on_first_use()
+        import_module(f"{_PACKAGE}.coaching")  # which all categories import, in a circle with their factory
+        return import_module(f"{_PACKAGE}.{name}")
+
+
+def families() -> dict[str, tuple[type["ProceduralDataset"], type]]:
+    """Dataset and options of each family; all of them are imported."""
+    known = part("factory").DATASETS
+    sys.modules[_PACKAGE].create_dataset  # noqa: B018  (its first use)
+    return known
+
+
+def family(name: str) -> tuple[type["ProceduralDataset"], type]:
+    """Dataset and options of a family, with its category alone where a file is named like it. Errors: KeyError."""
+    factory = part("factory")
+    for path in () if name in factory.DATASETS else Path(factory.__file__).parent.glob(f"*/{name}.py"):
+        part(path.parent.name)
+    return factory.DATASETS[name] if name in factory.DATASETS else families()[name]
+
+
+def create_dataset(name: str, **options: Any) -> "ProceduralDataset":
+    """Entries of a family by index. Errors: KeyError; whatever the family raises over its options."""
+    family(name)
+    return part("factory").create_dataset(name, **options)
 
 
 class _OnFirstUse(ModuleType):
@@ -18,15 +57,33 @@ class _OnFirstUse(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-if _AUTOMATA not in sys.modules:
-    sys.modules[_AUTOMATA] = _OnFirstUse(_AUTOMATA)
+class _WholeOnFirstUse(ModuleType):
+    """A package with parts that can be imported, which imports all of them once something is asked of itself."""
 
-import reasoning_gym
-from reasoning_gym.cognition.needle_data import NAMES
-from reasoning_gym.data import read_data_file
-from reasoning_gym.data.wordle_words import wordle_words
-from reasoning_gym.factory import DATASETS, ProceduralDataset
-from reasoning_gym.graphs.family_relationships import Relationship
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        assert self.__spec__ is not None and self.__spec__.loader is not None, "it was made from them"
+        self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
+        with _importing, _automata_on_first_use():
+            self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
 
-if isinstance(sys.modules[_AUTOMATA], _OnFirstUse):
-    del sys.modules[_AUTOMATA]
+
+def _whole_on_first_use() -> ModuleType:
+    spec = find_spec(_PACKAGE)
+    assert spec is not None, "reasoning-gym is installed"
+    package = module_from_spec(spec)
+    package.__class__ = _WholeOnFirstUse
+    return package
+
+
+@contextmanager
+def _automata_on_first_use() -> Iterator[None]:
+    module = _OnFirstUse(_AUTOMATA)
+    is_ours = sys.modules.setdefault(_AUTOMATA, module) is module
+    try:
+        yield
+    finally:
+        if is_ours:
+            del sys.modules[_AUTOMATA]

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import titan_rl.compat.vllm.without_server  # noqa: F401  # isort: skip  (before the rest of vLLM)
+import titan_rl.compat.vllm.lean_import  # noqa: F401  # isort: skip  (before the rest of vLLM)
 import numpy as np
 from tqdm import tqdm
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
@@ -47,7 +47,7 @@ from titan_rl.generator.draft_policy import DraftPolicy
 from titan_rl.generator.engine_arguments import engine_arguments
 from titan_rl.generator.engine_start import start_engine
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
-from titan_rl.generator.sleeping import drop_cache, fall_asleep, wake_cache, wake_weights
+from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
 from titan_rl.generator.vllm_requests import engine_prompt, prompt_logprobs, sampling_mask, sampling_parameters
 from titan_rl.generator.weights import vllm_backend, vllm_loader
 from titan_rl.generator.weights.vllm_backend import load_version, transfer_engine
@@ -218,7 +218,6 @@ class GenerationEngine:
     def _run(self, started: Future) -> None:
         try:
             self._engine = start_engine(self._config, self._arguments, self._rank, self._rendezvous_file, self._devices)
-            self.on_worker(drop_cache)
             check_counts(scheduler_of(self._engine))
             if self._records_routing and current_platform.is_cpu():
                 scheduler = scheduler_of(self._engine)

@@ -4,17 +4,18 @@ import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 
-import titan_rl.compat.vllm.without_server  # noqa: F401  # isort: skip  (before the rest of vLLM)
+import titan_rl.compat.vllm.lean_import  # noqa: F401  # isort: skip  (before the rest of vLLM)
 import torch.distributed as dist
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from titan_rl.compat.vllm.loading import inspect_models_here
+from titan_rl.compat.vllm.loading import inspect_models_here, rebind_kernels_of_vllm
 from titan_rl.compat.vllm.speculation import replace_functions
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks, reserve_shared_memory
 from titan_rl.mesh.resources.listeners.gloo import guard_gloo
+from titan_rl.mesh.resources.released_memory import ZerosOnDemand
 
 
 def start_engine(
@@ -27,15 +28,18 @@ def start_engine(
     """``rendezvous_file``, ``devices``: as ``GenerationEngine`` has them."""
     guard_gloo()
     inspect_models_here()
+    rebind_kernels_of_vllm()
     if config.speculative.method != "none":
         # numba, which looks for drafts, else takes a semaphore in /dev/shm, which a killed process leaves there
         multiprocessing.set_start_method("spawn", force=True)
         replace_functions(on_cpu=current_platform.is_cpu())
     if config.tensor_parallel == 1:
-        return LLMEngine.from_engine_args(arguments)
+        with ZerosOnDemand():  # the KV cache
+            return LLMEngine.from_engine_args(arguments)
     assert rendezvous_file is not None, "an engine of several ranks is given one"
     join_ranks(rank, config.tensor_parallel, rendezvous_file, devices)
-    engine = LLMEngine(arguments.create_engine_config(), RankExecutor, log_stats=False)
+    with ZerosOnDemand():
+        engine = LLMEngine(arguments.create_engine_config(), RankExecutor, log_stats=False)
     reserve_shared_memory()
     dist.barrier()
     forget_shared_memory()

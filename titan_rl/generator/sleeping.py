@@ -33,13 +33,6 @@ def fall_asleep(worker: Any) -> None:
     give_back()
 
 
-def drop_cache(worker: Any) -> None:
-    """Give back a CPU's pages of an empty KV cache, which vLLM has filled with zeros."""
-    if current_platform.is_cpu():
-        for storage in _distinct(worker.model_runner.kv_caches):
-            drop_contents(storage)
-
-
 def wake_weights(worker: Any) -> None:
     """Allocate the weights' memory again; it holds no version yet."""
     if not current_platform.is_cpu():

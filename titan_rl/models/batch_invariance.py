@@ -229,7 +229,7 @@ class BatchInvariantRoPE(HuggingFaceRoPE):
     class Config(HuggingFaceRoPE.Config):
         pass
 
-    def _precompute_cache(self) -> torch.Tensor:
+    def _cosines_and_sines(self) -> torch.Tensor:
         config = self.config
         assert isinstance(config, HuggingFaceRoPE.Config)
         # in fp64: what a library does with a vector's remainder is then rounded away

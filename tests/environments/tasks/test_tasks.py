@@ -13,10 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from reasoning_gym.factory import DATASETS, ProceduralDataset
+from reasoning_gym.factory import ProceduralDataset
 from tree import TREE
 from waiting import eventually
 
+from titan_rl.compat.reasoning_gym import families
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
@@ -53,9 +54,32 @@ def refusal(name: str, style: str = "chat", **options) -> str:
 # families
 
 
+PARTS = """
+import sys
+
+from titan_rl.compat.reasoning_gym import create_dataset, family, part
+
+assert create_dataset("gcd", seed=1, size=3)[2]["answer"]
+assert part("data.wordle_words").wordle_words
+assert not {"sympy", "matplotlib", "reasoning_gym.logic"} & sys.modules.keys(), "others' parts"
+
+import reasoning_gym  # a user's
+
+assert reasoning_gym.factory.DATASETS["gcd"] is family("gcd") and reasoning_gym.logic and reasoning_gym.__version__
+assert "sympy" in sys.modules and "matplotlib" not in sys.modules
+assert family("acre"), "whose file is not named like it"
+"""
+
+
+def test_a_family_is_imported_with_its_category_alone():
+    done = subprocess.run([sys.executable, "-c", PARTS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_all_families_can_be_had_but_the_one_that_is_a_mixture():
-    assert set(DATASETS) - set(usable_families()) == {"composite"}
-    scored = {name: DATASETS[name][0].score_answer is not ProceduralDataset.score_answer for name in usable_families()}
+    known = families()
+    assert set(known) - set(usable_families()) == {"composite"}
+    scored = {name: known[name][0].score_answer is not ProceduralDataset.score_answer for name in usable_families()}
     assert scored == {name: has_own_scorer(name) for name in usable_families()}
     assert "task.name = 'mixture'" in refusal("composite")
 

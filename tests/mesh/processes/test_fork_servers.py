@@ -1,7 +1,6 @@
 """Processes by fork: as ``exec`` would have made them, tied to their clients, and independent of their server."""
 
 import asyncio
-import importlib.metadata
 import json
 import os
 import signal
@@ -21,7 +20,6 @@ from titan_rl.mesh.forking.forking import ForkServers
 from titan_rl.mesh.processes.processes import MARK, process_state
 from titan_rl.mesh.processes.processes import running as marked
 from titan_rl.mesh.resources import cores as placement
-from titan_rl.mesh.resources import imports
 from titan_rl.mesh.resources.imports import IMPORTS
 from titan_rl.records.metrics import read_metrics
 
@@ -453,11 +451,6 @@ def test_what_a_command_checks_first_imports_nothing_that_starts_threads():
     """Monarch does: a process that is forked behind its import waits for threads that it has not."""
     program = "import sys, titan_rl.controller.preflight.checks; print('monarch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"
-
-
-def test_a_package_index_is_read_as_importlib_reads_it():
-    expected, found = importlib.metadata.packages_distributions(), imports.packages_distributions()
-    assert {name: found[name] for name in expected} == expected
 
 
 def test_settings_of_malloc_hold_after_a_fork():

@@ -38,6 +38,17 @@ def test_a_cut_cache_is_the_beginning_of_the_whole_one(tmp_path, scaling, num_po
         assert len(cut) == min(num_positions, len(full)) and torch.equal(cut, full[: len(cut)])
 
 
+def test_layers_that_turn_alike_have_one_cache(tmp_path):
+    make(tmp_path, "qwen2")
+    model = model_spec(tmp_path).model
+    first, *others = caches(model_spec(tmp_path))
+    assert others and all(cache is first for cache in others)
+    cut_positions(model, 17)
+    assert len(model.layers[0].attention.rope.build().cache) == 17 and len(first) == 256
+    with torch.device("meta"):
+        assert model.layers[0].attention.rope.build().cache.is_meta
+
+
 def test_a_run_cuts_them_to_its_rows(tmp_path):
     make(tmp_path, "qwen2", max_position_embeddings=2**17)
     titan, spec = build_titan(load_config(None, {"training": {"seq_len": 512}})), model_spec(tmp_path)

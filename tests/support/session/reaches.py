@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
 from tree import TREE
 
 from titan_rl.compat.reach import Dependency, Reach
@@ -48,9 +49,9 @@ def check_forms(dependency: Dependency, modules: Sequence[ModuleType], forms: di
     """Every name is there, in the form that is written down, in an installed version that is of the known series."""
     dependency.require(reaches_of(modules))
     assert {reach.name: form_of(reach) for reach in reaches_of(modules)} == forms
-    installed = dependency.version
-    assert not dependency.distributions or installed.startswith(dependency.series.removesuffix("*")), (
-        f"{dependency.name} {installed}: look at each name again, then raise the series"
+    series = dependency.series if dependency.series[0] in "<>" else f"=={dependency.series}"
+    assert SpecifierSet(series).contains(dependency.version.partition("+")[0]), (
+        f"{dependency.name} {dependency.version}: look at each name again, then raise the series"
     )
 
 

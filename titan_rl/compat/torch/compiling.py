@@ -1,18 +1,24 @@
 """torch's compiler: imported only once something is compiled, and as deterministic as the rest."""
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from titan_rl.compat.reach import TORCH, Reach
 
+_PARTITIONER, _OPERATORS = "torch._functorch.partitioners", "get_default_op_list"
 REACHES = (
     Reach("torch._inductor.config:deterministic", "choose compiled kernels by something else than the clock"),
     Reach("torch._inductor.config:emulate_precision_casts", "round in compiled FP8 layers as without compilation"),
+    Reach(f"{_PARTITIONER}:{_OPERATORS}", "list the operators that selective checkpoints keep, when it is needed"),
 )
 _patching = threading.RLock()
 
@@ -49,6 +55,46 @@ def _later(make: Callable[[], Callable]) -> Callable:
         return made()(*arguments, **keywords)
 
     return call
+
+
+@contextmanager
+def partitioner_at_first_call() -> Iterator[None]:
+    """Meanwhile whoever imports the compiler's list of operators gets it at its first call.
+
+    TorchTitan asks for it where selective checkpoints are wanted, and importing it takes a fifth of a second.
+    """
+    if _PARTITIONER in sys.modules:
+        yield
+        return
+    stand_in = sys.modules[_PARTITIONER] = ModuleType(_PARTITIONER)
+    setattr(stand_in, _OPERATORS, _default_operators)
+    try:
+        yield
+    finally:
+        del sys.modules[_PARTITIONER]
+
+
+def _default_operators() -> Any:
+    """Errors: DependencyChanged."""
+    TORCH.require(REACHES)
+    return getattr(import_module(_PARTITIONER), _OPERATORS)()
+
+
+def is_compiler_disabled() -> bool:
+    """Whether ``torch.compile`` returns what it is given, for which it imports the compiler all the same."""
+    return os.environ.get("TORCHDYNAMO_DISABLE") == "1"
+
+
+def leave_functions_uncompiled() -> None:
+    """From now on import no compiler for what ``torch.compile`` is given while it is disabled. Once in a process."""
+    compile_now: Any = torch.compile
+
+    def compile_if_enabled(function: Callable | None = None, **options: Any) -> Callable:
+        if function is None:  # a decorator is wanted
+            return partial(compile_if_enabled, **options)
+        return function if is_compiler_disabled() else compile_now(function, **options)
+
+    torch.compile = compile_if_enabled  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def set_compiler_determinism(wanted: bool) -> None:

@@ -1,7 +1,10 @@
-"""How vLLM loads weights: its loaders, and its reload of one layer after the other."""
+"""How vLLM loads a model: its class, loaders, a CPU's kernels, and its reload of one layer after the other."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -12,8 +15,12 @@ from titan_rl.compat.torch.tensors import non_persistent_buffers
 
 _RELOAD = "vllm.model_executor.model_loader.reload"
 _INFO = f"{_RELOAD}.types:LayerReloadingInfo"
+_KERNELS = "vllm.triton_utils.dispatcher"
+_KERNEL_OWNERS = ("vllm.", "titan_rl.")
 REACHES = (
     Reach("vllm.model_executor.models.registry:_run_in_subprocess", "look at a model's class in the engine's process"),
+    Reach(f"{_KERNELS}:_rebind_kernels", "look for Triton's kernels in the modules that can have them"),
+    Reach(f"{_KERNELS}:sys", "look for Triton's kernels in the modules that can have them"),
     Reach("vllm.model_executor.model_loader:_LOAD_FORMAT_TO_MODEL_LOADER", "register a loader once"),
     Reach(
         "vllm.model_executor.model_loader.default_loader:DefaultModelLoader._prepare_weights",
@@ -37,6 +44,7 @@ REACHES = (
 VLLM.require(REACHES)
 
 import vllm.model_executor.models.registry as registry
+import vllm.triton_utils.dispatcher as dispatcher
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
 from vllm.model_executor.model_loader.reload.layerwise import (
     _get_original_loader,
@@ -46,6 +54,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 from vllm.model_executor.model_loader.reload.meta import materialize_layer, restore_layer_on_meta
 from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
+from vllm.triton_utils.dispatcher import _rebind_kernels
 
 
 def inspect_models_here() -> None:
@@ -53,6 +62,21 @@ def inspect_models_here() -> None:
 
     That one keeps CUDA uninitialized in a process which forks engines; none is forked from an engine's."""
     registry._run_in_subprocess = lambda inspect: inspect()
+
+
+def rebind_kernels_of_vllm() -> None:
+    """Have vLLM put a CPU's kernels in the place of Triton's in its own modules, and not look for them in all that are
+    imported, which takes longer than to load a small model."""
+    dispatcher._rebind_kernels = _rebind_in_own_modules
+
+
+def _rebind_in_own_modules(overrides: list[tuple[Callable, Any]]) -> None:
+    own = {name: module for name, module in sys.modules.items() if name.startswith(_KERNEL_OWNERS)}
+    dispatcher.sys = SimpleNamespace(modules=own)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateImportUsage]
+    try:
+        _rebind_kernels(overrides)
+    finally:
+        dispatcher.sys = sys  # pyright: ignore[reportPrivateImportUsage]
 
 
 def has_load_format(name: str) -> bool:

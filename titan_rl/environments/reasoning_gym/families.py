@@ -12,15 +12,17 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from titan_rl.compat.reasoning_gym import create_dataset
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.sections.schema import BUILT_IN_TASKS, MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS
 from titan_rl.environments.interfaces.task import correct
 from titan_rl.environments.reasoning_gym.checked_families import RUNS_THE_ANSWER, checked_score, integrated
 from titan_rl.environments.reasoning_gym.constant_answers import measured, pays_for_little
+from titan_rl.environments.reasoning_gym.whole_families import WholeFamily
 
 if TYPE_CHECKING:
-    from titan_rl.compat.reasoning_gym import ProceduralDataset
-    from titan_rl.environments.reasoning_gym.whole_families import WholeFamily
+    from reasoning_gym.factory import ProceduralDataset
+
 
 BUILT_WHOLE = frozenset({"acre", "gsm_symbolic", "list_functions", "word_ladder"})
 """Families that are built whole, not by index (whole_families.py)."""
@@ -130,12 +132,9 @@ def check_name(name: str, style: str) -> None:
 
 def make_dataset(name: str, seed: int, **options: Any) -> "ProceduralDataset | WholeFamily":
     """Endless entries of a family, by index."""
-    from titan_rl.compat.reasoning_gym import reasoning_gym  # its import takes half a second
-    from titan_rl.environments.reasoning_gym.whole_families import WholeFamily
-
     if name in BUILT_WHOLE:
         return WholeFamily(name, seed, **options)
-    return reasoning_gym.create_dataset(name, seed=seed, size=_SIZE, **options)
+    return create_dataset(name, seed=seed, size=_SIZE, **options)
 
 
 def worked_answer(name: str, entry: dict) -> str | None:

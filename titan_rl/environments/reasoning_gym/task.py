@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
 
-from titan_rl.compat.reasoning_gym import DATASETS
+from titan_rl.compat.reasoning_gym import family
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.text.messages import Message, message
@@ -64,7 +64,7 @@ class ReasoningGymTask(Task):
         return "exact" if self.style == "compact" else default_scoring(self.name)
 
     def _check_options(self) -> None:
-        known = {f.name for f in dataclasses.fields(DATASETS[self.name][1])} - {"seed", "size"}
+        known = {f.name for f in dataclasses.fields(family(self.name)[1])} - {"seed", "size"}
         for key in self.options:
             if key not in known:
                 rows = "; rows of a file are of task.name = 'jsonl'" if key == "file" else ""

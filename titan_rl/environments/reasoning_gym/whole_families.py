@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
-from titan_rl.compat.reasoning_gym import reasoning_gym
+from titan_rl.compat.reasoning_gym import create_dataset
 from titan_rl.data.seeds import named_seed
 
 _SEEDS = 2**31
@@ -21,7 +21,7 @@ class WholeFamily:
 
     def _dataset(self, index: int) -> Any:
         seed = named_seed(self.name, self.seed, index) % _SEEDS
-        return reasoning_gym.create_dataset(self.name, seed=seed, size=1, **self.options)
+        return create_dataset(self.name, seed=seed, size=1, **self.options)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._entry(index)

@@ -2,12 +2,11 @@
 
 import gc
 import importlib
-import importlib.metadata
-import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from titan_rl.compat.transformers import imported_faster
 
 SHARED = (
     "torch",
@@ -57,23 +56,6 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def packages_distributions() -> dict[str, list[str]]:
-    """As ``importlib.metadata`` has it, from the same files, which it parses line by line into paths: in a tenth of the
-    time. transformers asks for it as it is imported."""
-    found = defaultdict(list)
-    for distribution in importlib.metadata.distributions():
-        packages = (distribution.read_text("top_level.txt") or "").split()
-        if not packages:
-            files = (distribution.read_text("RECORD") or "").splitlines()
-            first = {file.partition(",")[0].partition("/")[0] for file in files if ".py," in file}
-            packages = {name.removesuffix(".py") for name in first}
-        metadata = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-        for name in re.findall(r"^Name: (.+)$", metadata, re.MULTILINE)[:1]:
-            for package in packages:
-                found[package].append(name.strip())
-    return dict(found)
-
-
 @contextmanager
 def _without_torchao() -> Iterator[None]:
     """transformers imports all of torchao wherever it is installed, which takes half a second and initializes CUDA.
@@ -95,13 +77,9 @@ def _leave_out_torchao() -> None:
 
 
 def import_shared() -> None:
-    slow, importlib.metadata.packages_distributions = importlib.metadata.packages_distributions, packages_distributions
-    try:
-        with collector_paused(), _without_torchao():
-            for module in SHARED:
-                importlib.import_module(module)
-    finally:
-        importlib.metadata.packages_distributions = slow
+    with collector_paused(), _without_torchao(), imported_faster():
+        for module in SHARED:
+            importlib.import_module(module)
 
 
 def import_all(kind: str) -> None:

@@ -1,11 +1,15 @@
-"""Memory that a process needs no more, given back to the machine."""
+"""Memory that a process does not need: given back to the machine, or not taken before it is written to."""
 
 import ctypes
 import mmap
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 _MADV_DONTNEED, _MADV_REMOVE = 4, 9
+_LEAST_BYTES = 1 << 24
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -27,6 +31,24 @@ def drop_contents(storage: torch.UntypedStorage) -> None:
 def drop_shared_contents(memory: torch.Tensor) -> None:
     """The same of a part of a shared mapping, for all who have mapped it. Errors: OSError."""
     _advise(memory.data_ptr(), memory.nbytes, _MADV_REMOVE)
+
+
+class ZerosOnDemand(TorchFunctionMode):
+    """Meanwhile what this thread gets from ``torch.zeros`` on a CPU takes memory as it is written to.
+
+    From 16 MiB on, it is a mapping of its own, which the kernel fills page by page.
+    """
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.zeros or kwargs.keys() - {"size", "dtype", "device"}:
+            return func(*args, **kwargs)
+        wanted = torch.empty(*args, **(kwargs | {"device": "meta"}))
+        nbytes = wanted.numel() * wanted.itemsize
+        if torch.device(kwargs.get("device") or torch.get_default_device()).type != "cpu" or nbytes < _LEAST_BYTES:
+            return func(*args, **kwargs)
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=wanted.dtype).view(wanted.shape)
 
 
 def _advise(address: int, nbytes: int, advice: int) -> None:

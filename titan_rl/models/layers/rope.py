@@ -5,6 +5,7 @@ so the frequencies come from transformers.
 """
 
 from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
 
 import torch
 from torchtitan.models.common.decoder import Decoder
@@ -13,6 +14,8 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 _FIXED = ("linear", "llama3", "yarn", "longrope")
+_caches: WeakValueDictionary[tuple, torch.Tensor] = WeakValueDictionary()
+"""Of the models that there are, by all that they depend on."""
 
 
 class HuggingFaceRoPE(CosSinRoPE):
@@ -24,6 +27,16 @@ class HuggingFaceRoPE(CosSinRoPE):
         """Factor on cosine and sine (YaRN, LongRoPE)."""
 
     def _precompute_cache(self) -> torch.Tensor:
+        """One for all layers that turn alike, since nothing writes to it."""
+        config, device, dtype = self.config, torch.get_default_device(), torch.get_default_dtype()
+        assert isinstance(config, HuggingFaceRoPE.Config)
+        key = type(self), config.max_seq_len, config.inv_freq, config.attention_scaling, device, dtype
+        cache = _caches.get(key)
+        if cache is None:
+            cache = _caches[key] = self._cosines_and_sines()
+        return cache
+
+    def _cosines_and_sines(self) -> torch.Tensor:
         config = self.config
         assert isinstance(config, HuggingFaceRoPE.Config)
         angles = torch.outer(torch.arange(config.max_seq_len).float(), torch.tensor(config.inv_freq))
@@ -103,7 +116,7 @@ def num_positions(hf: PreTrainedConfig) -> int:
 def cut_positions(model_config: Decoder.Config, num_positions: int) -> None:
     """Limit the rotary caches of a model's config to the positions of a run.
 
-    Each layer holds them in fp32: of 131,072 positions and heads of 128 that is 128 MiB. Frequencies stay as they are.
+    They are held in fp32: of 131,072 positions and heads of 128 that is 128 MiB. Frequencies stay as they are.
     """
     for layer in model_config.layers:
         attention = getattr(layer, "attention", None)

@@ -5,9 +5,9 @@ Each is of a reasoning-gym family. All have the arguments of a reward function (
 
 from typing import Any
 
-from titan_rl.compat.reasoning_gym import Relationship
+from titan_rl.compat.reasoning_gym import part
 
-_RELATIONS = {relation.value for relation in Relationship}
+_RELATIONS = {relation.value for relation in part("graphs.family_relationships").Relationship}
 
 
 def needle_haystack(prompt: str, completion: str, row: dict[str, Any]) -> float:

@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from titan_rl.compat.reasoning_gym import DATASETS
+from titan_rl.compat.reasoning_gym import families
 from titan_rl.data.storage.files import replace_text
 from titan_rl.environments.reasoning_gym.constant_answers import TABLE, ConstantPay
 from titan_rl.environments.reasoning_gym.families import (
@@ -114,8 +114,8 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    families = {name: constant_pay(name)._asdict() for name in sorted(set(DATASETS) - IS_OF_OTHERS)}
-    lines = [f"    {json.dumps(name)}: {json.dumps(pay)}" for name, pay in families.items()]
+    pays = {name: constant_pay(name)._asdict() for name in sorted(set(families()) - IS_OF_OTHERS)}
+    lines = [f"    {json.dumps(name)}: {json.dumps(pay)}" for name, pay in pays.items()]
     head = {"reasoning_gym": version("reasoning-gym"), "rows": NUM_ROWS, "seed": _SEED}
     text = json.dumps(head, indent=2)[:-2] + ',\n  "families": {\n' + ",\n".join(lines) + "\n  }\n}\n"
     replace_text(TABLE, text)

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from titan_rl.compat.reasoning_gym import part
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
@@ -42,9 +43,7 @@ _THEN_ASKED = (
 @cache
 def plain_names() -> tuple[str, ...]:
     """Names of three to eight letters."""
-    from titan_rl.compat.reasoning_gym import NAMES
-
-    return tuple(sorted({name for name in NAMES if _NAME.fullmatch(name)}))
+    return tuple(sorted({name for name in part("cognition.needle_data").NAMES if _NAME.fullmatch(name)}))
 
 
 @dataclass(kw_only=True)

@@ -21,6 +21,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from titan_rl.compat.reasoning_gym import part
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
@@ -43,9 +44,7 @@ _LONGEST = 2
 @cache
 def passages() -> tuple[tuple[str, ...], ...]:
     """Passages of the story, each of as many words of ASCII."""
-    from titan_rl.compat.reasoning_gym import read_data_file  # a second, for whoever has another task
-
-    text = read_data_file("in_the_year_2889.txt")
+    text = part("data").read_data_file("in_the_year_2889.txt")
     story = match[1] if (match := _STORY.search(text)) else text
     words = [word for word in story.split() if word.isascii() and word.isprintable()]
     return tuple(tuple(words[start : start + PASSAGE]) for start in range(0, len(words) - PASSAGE + 1, PASSAGE))

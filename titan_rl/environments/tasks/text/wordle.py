@@ -22,6 +22,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from titan_rl.compat.reasoning_gym import part
 from titan_rl.config.load import build_section
 from titan_rl.config.sections.kinds import Style
 from titan_rl.config.sections.schema import TaskConfig
@@ -46,9 +47,7 @@ _NO_GUESS = {"compact": "?????\n", "chat": "That is no word of five letters with
 @cache
 def secret_words() -> tuple[str, ...]:
     """Words that are guessed."""
-    from titan_rl.compat.reasoning_gym import wordle_words
-
-    return tuple(word for word in wordle_words if _WORD.fullmatch(word))
+    return tuple(word for word in part("data.wordle_words").wordle_words if _WORD.fullmatch(word))
 
 
 @cache
