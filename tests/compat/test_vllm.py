@@ -63,6 +63,7 @@ FORMS = {
     f"{_LAYERS}.utils:dispatch_cpu_unquantized_gemm.cpu_linear": "set",
     "vllm._custom_ops:create_onednn_mm": "(weight, primitive_cache_size)",
     "vllm._custom_ops:onednn_mm": "(dnnl_handler, x, bias)",
+    "vllm._custom_ops:rms_norm": "(out, input, weight, epsilon)",
     f"{_LAYERS}.fused_moe.fused_moe_method_base:FusedMoEMethodBase.moe_kernel": "set",
     "vllm.model_executor.models.registry:_run_in_subprocess": "(fn)",
     "vllm.triton_utils.dispatcher:_rebind_kernels": "(overrides)",

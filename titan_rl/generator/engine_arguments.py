@@ -7,12 +7,14 @@ from typing import Any
 
 from transformers import AutoConfig
 from vllm.config import CompilationConfig, CompilationMode, KernelConfig, WeightTransferConfig
+from vllm.config.kernel import IrOpPriorityConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from titan_rl.config.device_defaults import generator_on, step_tokens
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.images import image_processor
+from titan_rl.generator import norms
 from titan_rl.generator.weights import vllm_backend, vllm_loader
 
 _CPU_BLOCK_TOKENS = 32
@@ -79,7 +81,11 @@ def _replaced(config: GeneratorConfig, on_cpu: bool, invariant_parts: int) -> di
         # its cache is one that the replaced functions can read, as that of CPUs is, in fp32, too
         backend = {} if on_cpu else {"attention_backend": "TRITON_ATTN"}
         return backend | {"additional_config": {vllm_loader.BATCH_INVARIANT: invariant_parts}}
-    return {"additional_config": {vllm_loader.EMULATED: config.quantization}} if on_cpu and config.is_quantized else {}
+    if not on_cpu:
+        return {}
+    by_ours = IrOpPriorityConfig(rms_norm=[norms.PROVIDER], fused_add_rms_norm=[norms.PROVIDER])
+    emulated = {"additional_config": {vllm_loader.EMULATED: config.quantization}} if config.is_quantized else {}
+    return {"kernel_config": KernelConfig(ir_op_priority=by_ours)} | emulated
 
 
 def _sees(model_path: str | Path) -> bool:

@@ -1,4 +1,4 @@
-"""Layers of vLLM: the output head's projection, packed linear layers, packed experts."""
+"""Layers of vLLM: the output head's projection, packed linear layers, packed experts, a CPU's RMS norm."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +18,7 @@ REACHES = (
     Reach("vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm.cpu_linear", "pack or drop a packed weight"),
     Reach("vllm._custom_ops:create_onednn_mm", "pack an fp32 weight"),
     Reach("vllm._custom_ops:onednn_mm", "multiply by a packed fp32 weight"),
+    Reach("vllm._custom_ops:rms_norm", "compute an RMS norm on a CPU by one kernel"),
     Reach(
         "vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase.moe_kernel",
         "have experts packed again",
@@ -51,6 +52,13 @@ def packed_fp32(weight_IO: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor
     """``x @ weight + bias`` by oneDNN, of fp32 x [..., I] and an fp32 bias or None, with the weight packed once."""
     handler = _custom_ops.create_onednn_mm(weight_IO, 32)
     return lambda x_I, bias_O: _custom_ops.onednn_mm(handler, x_I, bias_O)
+
+
+def rms_norm_fp32(x_TD: torch.Tensor, weight_D: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMS norm of contiguous fp32 x on a CPU, with D a multiple of 16."""
+    out_TD = torch.empty_like(x_TD)
+    _custom_ops.rms_norm(out_TD, x_TD, weight_D, epsilon)
+    return out_TD
 
 
 class PackedLinearMethod(UnquantizedLinearMethod):
