@@ -12,9 +12,9 @@ from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, folders_of_code, load_config, nearest
 from titan_rl.config.model_directory.config_checks import recorded_task
 from titan_rl.config.sections.schema import MADE_MODELS, Config
-from titan_rl.config.sections.suites import PRESETS
 from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
+from titan_rl.diagnostics.evaluation import arguments as evaluation_arguments
 from titan_rl.diagnostics.principles import arguments as principles_arguments
 from titan_rl.diagnostics.web.collect import arguments as collect_arguments
 from titan_rl.mesh.forking.forking import servers_started_early
@@ -48,27 +48,9 @@ def _parser() -> Parser:
     )
     doctor.add_argument("--json", action="store_true")
 
-    evaluate = commands.add_parser("eval", help="a Hugging Face directory on suites, or its held-out accuracy")
-    evaluate.add_argument("dir", help="the model")
-    evaluate.add_argument("--task", help="a task's name, as task.name")
-    evaluate.add_argument(
-        "--file", help="TOML to take the task and the rest from; with --suite, the suite's data, else of the Hub"
+    evaluation_arguments.add_arguments(
+        commands.add_parser("eval", help="a Hugging Face directory on suites, or its held-out accuracy")
     )
-    evaluate.add_argument("--config", metavar="TOML", help="the same TOML, beside a --file of data")
-    evaluate.add_argument(
-        "--suite",
-        action="append",
-        metavar="NAME",
-        help=f"a public set ({', '.join(PRESETS)}), or one of [[eval.suites]]; may be given several times",
-    )
-    evaluate.add_argument("--k", type=int, metavar="K", help="of pass@k; as many answers to each question (1)")
-    evaluate.add_argument("--samples", type=int, metavar="N", help="answers to each question (k)")
-    evaluate.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (0 with one answer, else 1)")
-    evaluate.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (by the set)")
-    evaluate.add_argument("--thinking-budget", type=int, metavar="N", help="most tokens of thinking, 0: no limit (0)")
-    evaluate.add_argument("--prompts", type=int, metavar="N", help="questions, from the first on (all)")
-    evaluate.add_argument("--out", type=Path, metavar="DIR", help="a new folder for results (evaluations/MODEL-DATE)")
-    evaluate.add_argument("--json", action="store_true", help="print all results, of suites and others, as JSON")
 
     model = commands.add_parser(
         "model",
@@ -208,10 +190,11 @@ def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
     overrides.setdefault("model", {})["path"] = options.dir
     if options.task:
         overrides.setdefault("task", {})["name"] = options.task
-    if options.suite:
-        return _evaluate_suites(options, overrides, None)
-    toml = options.config or options.file
+    toml = evaluation_arguments.toml_of(options)
     config = load_config(toml, overrides)
+    if options.suite:
+        with servers_started_early(config, ("generator", "verifier")):
+            return _evaluate_suites(options, overrides, None)
     _check_without_suite(options, has_suites=bool(config.eval.suites))
     if (
         toml is None
@@ -236,7 +219,7 @@ def _nothing_asked(model: Path) -> str:
 
 
 def _evaluate_suites(options: argparse.Namespace, overrides: dict, accuracy: "Proportion | None") -> int:
-    from titan_rl.diagnostics.evaluation import evaluate
+    from titan_rl.diagnostics.evaluation.command import evaluate
 
     return evaluate(options, overrides, accuracy)
 
@@ -249,8 +232,6 @@ def _check_without_suite(options: argparse.Namespace, *, has_suites: bool) -> No
         raise ConfigError(
             f"--{given.replace('_', '-')} is of suites: give --suite NAME, or a TOML with [[eval.suites]]"
         )
-    if options.config and options.file:
-        raise ConfigError(f"{options.config} and {options.file}: an evaluation has one TOML; give one of them")
 
 
 _MODELS = ("smollm2", "eagle3", *MADE_MODELS)

@@ -9,7 +9,7 @@ from titan_rl.cli import main
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import Config, GeneratorConfig
 from titan_rl.controller.preflight.engine_checks import check_suite_decoding
-from titan_rl.diagnostics import evaluation
+from titan_rl.diagnostics.evaluation import command as evaluation
 from titan_rl.environments.rollout.decoding import suite_decoding
 from titan_rl.environments.rollout.suites import make_suites
 from titan_rl.models.builtin.tiny import tiny_config

@@ -9,7 +9,7 @@ from typing import Any
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.preflight.checks import Checked
-from titan_rl.diagnostics.evaluation import OF_SUITES, checked_suites, sampled_answers
+from titan_rl.diagnostics.evaluation.command import OF_SUITES, checked_suites, sampled_answers
 from titan_rl.diagnostics.web.collect.arguments import MAX_NEW_TOKENS, TEMPERATURE
 from titan_rl.diagnostics.web.collect.sources import asked_item
 from titan_rl.environments.rollout.suites import Suite

@@ -24,6 +24,7 @@ from titan_rl.controller.preflight.checks import Checked, check, read_config, re
 from titan_rl.controller.preflight.data_checks import longest_prompt
 from titan_rl.controller.wiring import Actors
 from titan_rl.data.storage.files import replace_text
+from titan_rl.diagnostics.evaluation.arguments import toml_of
 from titan_rl.environments.rollout.suites import make_suites
 from titan_rl.mesh.meshes import ALL_PARTS
 from titan_rl.models.layers.rope import num_positions
@@ -46,14 +47,6 @@ _READ = {
     *("generator.gpu_memory_utilization", "generator.speculative", "generator.torch_compile", "training.seq_len"),
 }
 """Sections and keys that an evaluation on suites reads."""
-
-
-def toml_of(options: argparse.Namespace) -> str | None:
-    """TOML of an evaluation: ``--config``, or ``--file`` where that is no suite's data. Errors: ConfigError."""
-    is_data = options.suite and options.file and not options.file.endswith(".toml")
-    if options.config and options.file and not is_data:
-        raise ConfigError(f"{options.config} and {options.file}: an evaluation has one TOML; give one of them")
-    return options.config or (None if is_data else options.file)
 
 
 def evaluate(

@@ -1,0 +1,1 @@
+"""``titan-rl eval``: a model on suites, without a run."""
