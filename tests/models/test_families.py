@@ -196,7 +196,7 @@ def test_a_router_in_bf16_has_the_precision_that_it_has_in_the_engine(tmp_path, 
 
 
 @pytest.mark.parametrize(("told", "is_fine"), [(1, True), (0, False)])
-def test_layers_for_multi_token_prediction_are_ignored(tmp_path, told, is_fine):
+def test_layers_for_multi_token_prediction_are_written_as_they_were(tmp_path, told, is_fine):
     make(tmp_path, "glm4_moe", num_nextn_predict_layers=told)
     file = tmp_path / "model.safetensors"
     further = {f"model.layers.3.{name}.weight": torch.ones(60) for name in ("enorm", "hnorm")}
@@ -205,7 +205,9 @@ def test_layers_for_multi_token_prediction_are_ignored(tmp_path, told, is_fine):
     if is_fine:
         check_weights(spec, tmp_path)
         learner_of(tmp_path).save_hf(tmp_path / "out")
-        assert load_file(tmp_path / "out" / "model.safetensors").keys() == expected_shapes(spec).keys()
+        written = load_file(tmp_path / "out" / "model.safetensors")
+        assert written.keys() == expected_shapes(spec).keys() | further.keys()
+        assert all(torch.equal(written[name], tensor) for name, tensor in further.items())
     else:
         with pytest.raises(ValueError, match="2 tensors that config.json does not ask for, first model.layers.3"):
             check_weights(spec, tmp_path)

@@ -40,16 +40,27 @@ def check_weights(spec: ModelSpec, path: str | Path) -> None:
 
 
 def model_tensors(spec: ModelSpec, path: str | Path) -> dict[str, StoredTensor]:
-    """Tensors of a directory without what its family ignores, and without layers for multi-token prediction.
+    """Tensors of a directory without what its family ignores, and without layers for multi-token prediction."""
+    ignored = *_prediction_prefixes(spec, path), *getattr(spec.state_dict_adapter, "ignored", ())
+    return {name: tensor for name, tensor in stored_tensors(path).items() if not name.startswith(ignored)}
 
-    Such layers, which stand behind the model's own, are neither trained nor written; transformers and vLLM ignore
-    them, too.
-    """
+
+def _prediction_prefixes(spec: ModelSpec, path: str | Path) -> tuple[str, ...]:
+    """Of layers for multi-token prediction, which stand behind the model's own: transformers ignores them, vLLM may
+    draft by them."""
     config, first = read_object(Path(path) / "config.json"), len(decoder_of(spec).layers)
     count = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
-    further = [f"model.layers.{first + number}." for number in range(count if type(count) is int else 0)]
-    ignored = ("mtp.", *further, *getattr(spec.state_dict_adapter, "ignored", ()))  # Qwen's, DeepSeek's, a family's
-    return {name: tensor for name, tensor in stored_tensors(path).items() if not name.startswith(ignored)}
+    return "mtp.", *(f"model.layers.{first + number}." for number in range(count if type(count) is int else 0))
+
+
+def prediction_layers(spec: ModelSpec, path: str | Path) -> dict[str, torch.Tensor]:
+    """A directory's layers for multi-token prediction, as they are: they are not trained, and written again."""
+    prefixes, found = _prediction_prefixes(spec, path), {}
+    for name, stored in stored_tensors(path).items():
+        if name.startswith(prefixes):
+            with safe_open(stored.file, "pt") as tensors:
+                found[name] = tensors.get_tensor(name)
+    return found
 
 
 def base_digest(path: str | Path) -> str:
@@ -154,6 +165,7 @@ def save_hf(
     if quantizer is not None:
         weights = {tensor.dtype for name, tensor in tensors.items() if not is_linear(name)}  # as engines compute, too
         quantizer.quantize(tensors, device)
+    tensors |= dict(tables or {})
     with wanting(out, sum(tensor.nbytes for tensor in tensors.values())):
         out.mkdir(parents=True, exist_ok=True)
         for name in belonging_files(source):
@@ -163,7 +175,7 @@ def save_hf(
         if quantizer is not None:
             config = read_json(out / "config.json") | {"quantization_config": quantizer.config}
             (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_torch_state_dict(tensors | dict(tables or {}), out, metadata={"format": "pt"})
+        save_torch_state_dict(tensors, out, metadata={"format": "pt"})
 
 
 def _write_dtype(path: Path, dtypes: set[torch.dtype]) -> None:

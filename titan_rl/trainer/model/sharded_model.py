@@ -39,7 +39,7 @@ from titan_rl.models.layers.moe import RoutedPlan
 from titan_rl.models.layers.penalties import logit_penalties
 from titan_rl.models.spec import model_spec
 from titan_rl.models.value_head import has_value_head, load_value_model, save_value_model, value_spec
-from titan_rl.models.weights.hf_weights import export_dtypes, load_hf, save_hf
+from titan_rl.models.weights.hf_weights import export_dtypes, load_hf, prediction_layers, save_hf
 from titan_rl.models.weights.quantized_files import Quantizer
 from titan_rl.models.weights.shards import Shard, decoder_of, local_shards
 from titan_rl.trainer.distributed.ranks import context_parallel
@@ -347,7 +347,9 @@ class ShardedModel:
         if has_value_head(self.spec):
             save_value_model(*what)
         else:
-            save_hf(*what, quantizer, self.tables)
+            is_whole = quantizer is None and not dist.get_rank()  # in FP8 all linear layers would be taken for such
+            further = prediction_layers(self.spec, self.path) if is_whole else {}
+            save_hf(*what, quantizer, further | self.tables)
         if self.chat_template and not dist.get_rank():
             write_template(Path(out), self.chat_template)
 
