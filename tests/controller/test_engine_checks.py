@@ -6,7 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from family_models import make
+from family_models import add_prediction_layer, make
+from safetensors.torch import load_file
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.device_defaults import for_device
@@ -14,7 +15,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.controller.planning import device_memory
-from titan_rl.controller.planning.memory_plan import Size
+from titan_rl.controller.planning.memory_plan import Size, draft_of
 from titan_rl.controller.preflight.checks import check_model, resolve
 from titan_rl.controller.preflight.engine_checks import (
     cache_bytes,
@@ -165,6 +166,32 @@ def test_a_model_that_cannot_draft_is_refused(tmp_path, case, why):
     with pytest.raises(ConfigError, match=re.escape(why)) as caught:
         check_draft_model(config, tiny_config(), None, on_cpu=False)
     assert str(caught.value).startswith(f"generator.speculative.model = '{tmp_path}'")
+
+
+MTP = {"speculative": {"method": "mtp"}}
+
+
+def test_a_policy_drafts_by_layers_that_it_has(tmp_path):
+    config = for_device(load_config(None, {"generator": MTP}), on_cpu=False)
+    algorithm = make_algorithm(config.algorithm, [])
+    with pytest.raises(ConfigError, match="'mtp': engines draft by the own layers of glm4_moe alone"):
+        check_decoding(config, algorithm, tiny_config())
+    config = replace(config, model=replace(config.model, path=str(tmp_path)))
+    make(tmp_path, "glm4_moe")
+    with pytest.raises(ConfigError, match="has 0 layers for multi-token prediction .* num_nextn_predict_layers = 1"):
+        check_decoding(config, algorithm, read_hf_config(tmp_path))
+    add_prediction_layer(tmp_path)
+    hf = read_hf_config(tmp_path)
+    check_decoding(config, algorithm, hf)
+    layer = sum(
+        each.numel() for name, each in load_file(tmp_path / "model.safetensors").items() if ".layers.3." in name
+    )
+    planned, size = draft_of(SimpleNamespace(config=config, family=None))
+    assert layer <= size.parameters < 1.1 * layer, "the first layer, without experts, is larger beside them"
+    assert (planned.num_hidden_layers, hf.num_hidden_layers) == (1, 3)
+    hf.num_nextn_predict_layers = 2
+    with pytest.raises(ConfigError, match="has 1 layers .* num_nextn_predict_layers = 2"):
+        check_decoding(config, algorithm, hf)
 
 
 def test_a_path_that_vllm_takes_for_other_drafts_is_refused(tmp_path):

@@ -6,7 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from started_meshes import batch_of, meshes_of, worst_difference
+from family_models import add_prediction_layer, make
+from started_meshes import batch_of, learn, meshes_of, worst_difference
 
 from titan_rl.config import load
 from titan_rl.data.text.tokenizer import read_tokenizer
@@ -72,6 +73,37 @@ def test_answers_of_drafts_are_trained_as_they_were_sampled(tmp_path, monkeypatc
             assert len(stopped.tokens) == len(stopped.logprobs) <= 23, "what was drafted behind it is dropped"
             with pytest.raises(Exception, match="drafts are checked without top-p"):
                 await leader.generate.call_one(Request(PROMPT, [1], 4, TEMPERATURE, Decoding(top_p=0.9)))
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_the_policys_own_layer_drafts(tmp_path):
+    """Its output head and embeddings are the policy's, whatever version that has."""
+    heads = dict(head_dim=32, num_attention_heads=4, num_key_value_heads=2)  # which vLLM has kernels for on a CPU
+    make(tmp_path, "glm4_moe", **heads, hidden_size=64, vocab_size=128)
+    add_prediction_layer(tmp_path)
+    told = []
+
+    async def run():
+        speculative = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
+        tables = {"rollout": {"temperature": 1.0}, "generator": {"speculative": speculative}}
+        async with meshes_of(str(tmp_path), tmp_path, **tables, optimizer={"lr": 0.05}) as meshes:
+            await meshes.trainer.begin_at(0)
+            for version in range(2):
+                await meshes.weights.stage(version)
+                await meshes.weights.announce(version)
+                leader = meshes.generators.replicas[0].leader
+                answers = await leader.generate.call_one(Request(PROMPT, list(range(8)), 48, 1.0))
+                again = await leader.generate.call_one(Request(PROMPT, list(range(8)), 48, 1.0))
+                assert [a.tokens.tolist() for a in answers] == [a.tokens.tolist() for a in again]
+                statistics = await leader.take_statistics.call_one()
+                print(f"{statistics.num_drafted} drafted, {statistics.num_accepted} accepted")
+                assert 0 < statistics.num_accepted < statistics.num_drafted
+                assert await worst_difference(meshes, (PROMPT, answers)) < 2e-4, "of large logits, as without drafts"
+                await learn(meshes, version)
+                told.append(answers[0].tokens.tolist())
+            assert told[0] != told[1], "the second version is another one"
 
     asyncio.run(run())
 

@@ -68,7 +68,7 @@ def engine_arguments(
         enable_return_routed_experts=records_routing and not on_cpu,  # compat/vllm/routing.py
         # which vLLM has for GPUs alone; there a running request's count of tokens would have drafts in it
         async_scheduling=False if on_cpu or config.speculative.method != "none" else None,
-        **_speculation(config),
+        **_speculation(config, model_path),
         **_vision(model_path, on_cpu),
         **parallel,
         **_replaced(config, on_cpu, invariant_parts),
@@ -100,7 +100,7 @@ def _vision(model_path: str | Path, on_cpu: bool) -> dict[str, Any]:
     return dict(limit_mm_per_prompt={"image": 999, "video": 0}, mm_processor_cache_gb=0, skip_mm_profiling=skips)
 
 
-def _speculation(config: GeneratorConfig) -> dict[str, Any]:
+def _speculation(config: GeneratorConfig, model_path: str | Path) -> dict[str, Any]:
     settings = config.speculative
     if settings.method == "none":
         return {}
@@ -110,7 +110,7 @@ def _speculation(config: GeneratorConfig) -> dict[str, Any]:
         drafts |= {name: getattr(settings, name) for name in ("prompt_lookup_min", "prompt_lookup_max")}
     else:
         drafts |= dict(
-            model=settings.model,
+            model=settings.model if settings.has_model else str(model_path),
             draft_tensor_parallel_size=config.tensor_parallel,
             draft_sample_method="probabilistic",  # the likeliest tokens would be accepted less often
         )
@@ -141,6 +141,7 @@ def _on_cpu(config: GeneratorConfig, max_model_len: int, model_path: str | Path)
 
 def _on_gpu(config: GeneratorConfig, max_model_len: int, devices: Sequence[int], sleeps: bool) -> dict[str, Any]:
     """Chunked prefill is vLLM's default there, and stays; so does async scheduling without drafts."""
+    has_weights = config.speculative.method not in ("none", "ngram")
     return dict(
         device_ids=list(devices) or None,
         kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30) or None,
@@ -149,7 +150,7 @@ def _on_gpu(config: GeneratorConfig, max_model_len: int, devices: Sequence[int],
         max_num_batched_tokens=step_tokens(max_model_len, on_cpu=False),
         enable_sleep_mode=sleeps,
         # the channel fills the policy alone when the engine wakes
-        sleep_preserve_parameter_names=["draft.*"] if sleeps and config.speculative.has_model else [],
+        sleep_preserve_parameter_names=["draft.*"] if sleeps and has_weights else [],
         quantization=config.quantization if config.is_quantized else None,
         # it would compile the kernels of every sampling setting; those of this run are compiled at its first request
         kernel_config=KernelConfig(enable_jit_warmup=False),

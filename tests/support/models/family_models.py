@@ -1,10 +1,14 @@
 """Tiny random models of every family, of sizes that are odd wherever they may be."""
 
+import json
 from copy import deepcopy
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from titan_rl.config.model_directory.directory import read_object
 
 SIZES = dict(
     vocab_size=101,
@@ -111,3 +115,15 @@ def make(path: Path, case: str, *, scale: float = 0.3, **changes) -> PreTrainedM
             buffer.uniform_(-0.5, 0.5, generator=generator)
     model.save_pretrained(path)
     return model
+
+
+def add_prediction_layer(path: Path) -> None:
+    """A layer for multi-token prediction behind a policy's, with the last one's block and random weights around it."""
+    weights, config = load_file(path / "model.safetensors"), read_object(path / "config.json")
+    last, width = config["num_hidden_layers"] - 1, config["hidden_size"]
+    own, new = f"model.layers.{last}.", f"model.layers.{last + 1}."
+    added = {name.replace(own, new): tensor.clone() for name, tensor in weights.items() if name.startswith(own)}
+    added |= {f"{new}{name}.weight": torch.ones(width) for name in ("enorm", "hnorm", "shared_head.norm")}
+    added[f"{new}eh_proj.weight"] = torch.cat([torch.zeros(width, width), torch.eye(width)], dim=1)  # the state alone
+    save_file(weights | added, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))

@@ -260,10 +260,10 @@ class SpeculativeConfig:
     """``[generator.speculative]``: tokens that are drafted and checked in one pass of the model, which leaves the
     distribution of answers as it is."""
 
-    method: Literal["none", "ngram", "draft_model", "eagle3"] = "none"
+    method: Literal["none", "ngram", "draft_model", "eagle3", "mtp"] = "none"
     """``ngram``: what stood behind the last few tokens where they occurred before, in the prompt or the answer.
     ``draft_model``: what a smaller model samples. ``eagle3``: what a head samples that reads the policy's hidden
-    states."""
+    states. ``mtp``: what the policy's own layer for multi-token prediction samples."""
     model: str = ""
     """Hugging Face directory of a draft model, or head, that does not learn; one that learns is ``drafter.path``."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=16)] = 3
@@ -278,7 +278,7 @@ class SpeculativeConfig:
 
     @property
     def has_model(self) -> bool:
-        """Whether a model, or a head, drafts."""
+        """Whether a model, or a head, of another directory drafts."""
         return self.method in ("draft_model", "eagle3")
 
 

@@ -24,7 +24,7 @@ from titan_rl.controller.planning.device_memory import (
     snapshots_of_rank,
     trained_rank,
 )
-from titan_rl.controller.planning.memory_plan import GIB, Need, Size, size_at
+from titan_rl.controller.planning.memory_plan import GIB, Need, Size, draft_of, size_at
 from titan_rl.controller.preflight.checks import Checked, read_config
 from titan_rl.mesh.resources.devices import (
     ENGINES,
@@ -40,7 +40,6 @@ from titan_rl.mesh.resources.devices import (
 )
 from titan_rl.models.device import gpu_memory
 from titan_rl.models.layers.rope import num_positions
-from titan_rl.models.spec import read_hf_config
 from titan_rl.trainer.roles.names import DRAFTER, configured_paths, learned_role, needed_roles, own_learned
 from titan_rl.trainer.titan_config import TitanConfig, role_titan
 
@@ -145,14 +144,14 @@ class Models:
     @property
     def draft(self) -> Size | None:
         """Of a draft model, if engines have one."""
-        path = self.config.generator.speculative.model
-        return self._size_at(path) if path else None
+        drafting = draft_of(self.checked)
+        return drafting[1] if drafting else None
 
     @property
     def of_engine(self) -> list[PreTrainedConfig]:
         """The policy, and the draft model if engines have one."""
-        path = self.config.generator.speculative.model
-        return [self.hf, *([read_hf_config(path, self.checked.family)] if path else [])]
+        drafting = draft_of(self.checked)
+        return [self.hf, *([drafting[0]] if drafting else [])]
 
     def of_engine_rank(self, generator: GeneratorConfig) -> Bytes:
         """A rank of an engine with these settings."""

@@ -3,11 +3,12 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from titan_rl.controller.planning.memory_plan import GIB, GRADIENT, MOMENTS, WEIGHT, bytes_of, size_at
+from titan_rl.controller.planning.memory_plan import GIB, GRADIENT, MOMENTS, WEIGHT, bytes_of, draft_of
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.mesh.channel.memory.region import NUM_SLOTS
 
 _MIB = 2**20
+_KINDS = {"draft_model": "draft model", "eagle3": "draft head", "mtp": "layer for multi-token prediction"}
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,12 @@ class DraftMemory:
 
 
 def draft_memory(checked: Checked) -> DraftMemory | None:
-    """None without a draft model."""
+    """None where no weights draft."""
     config = checked.config
-    path, learns = config.generator.speculative.model, bool(config.drafter.path)
-    if not path or not config.has_generators:
+    if not config.has_generators or (drafting := draft_of(checked)) is None:
         return None
-    count, element = size_at(checked, path).parameters, bytes_of(config.generator.dtype)
-    kind = "draft head" if config.generator.speculative.method == "eagle3" else "draft model"
+    learns, element = bool(config.drafter.path), bytes_of(config.generator.dtype)
+    count, kind = drafting[1].parameters, _KINDS[config.generator.speculative.method]
     trained = count * (WEIGHT + GRADIENT + MOMENTS + NUM_SLOTS * element) if learns else 0
     return DraftMemory(kind, count, count * element * (1 + learns), trained)
 

@@ -5,6 +5,7 @@ launcher, [hosts] or torchrun hosts have memory of their own: nothing is told of
 """
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -176,8 +177,8 @@ def memory_needs(checked: Checked) -> list[Need]:
     size = Size.of(hf, checked.family, config.lora)
     needs = [_trainer(checked, hf, size)]
     if config.has_generators:
-        drafting = config.generator.speculative.model
-        drafts = _learned_drafts(checked) + (size_at(checked, drafting).parameters if drafting else 0)
+        drafting = draft_of(checked)
+        drafts = _learned_drafts(checked) + (drafting[1].parameters if drafting else 0)
         needs.append(_generators(config, hf, size.parameters, drafts))
         needs.append(Need("verifiers", {"libraries": config.verifier.procs * LIBRARIES["verifier"] * GIB}))
     return [*needs, _controller(config, len(needs))]
@@ -276,6 +277,21 @@ def _roles(checked: Checked) -> list[Size]:
 
 def size_at(checked: Checked, path: str) -> Size:
     return Size.of(read_hf_config(path, checked.family) if path else read_config(checked), checked.family)
+
+
+def draft_of(checked: Checked) -> tuple[PreTrainedConfig, Size] | None:
+    """Config and size of the model, the head, or the policy's own layers that draft, if any do."""
+    drafts = checked.config.generator.speculative
+    if drafts.model:
+        return read_hf_config(drafts.model, checked.family), size_at(checked, drafts.model)
+    if drafts.method != "mtp":
+        return None
+    hf = copy(read_config(checked))
+    size, width = Size.of(hf, checked.family), hf.hidden_size
+    hf.num_hidden_layers = hf.num_nextn_predict_layers
+    # a layer, what joins state and embedding, and three norms; embeddings and head are the policy's
+    parameters = hf.num_hidden_layers * (size.layer + size.experts + 2 * width * width + 3 * width)
+    return hf, Size(parameters, 0)
 
 
 def activations(hf: PreTrainedConfig, training: TrainingConfig, is_kept: bool) -> float:

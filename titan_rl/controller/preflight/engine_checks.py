@@ -1,6 +1,7 @@
 """What engines cannot do, or the trainer cannot follow: checked before any process starts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from math import ceil
 
 import torch
@@ -9,6 +10,7 @@ from transformers import PreTrainedConfig
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.device_defaults import generator_on, step_tokens
 from titan_rl.config.load import ConfigError
+from titan_rl.config.model_directory.directory import stored_tensors
 from titan_rl.config.sections.precision import layers_without_fp8
 from titan_rl.config.sections.schema import Config, GeneratorConfig, RolloutConfig
 from titan_rl.config.sections.suites import SuiteConfig
@@ -33,6 +35,8 @@ _BLOCK_TOKENS = 16
 """The smallest number of tokens that vLLM stores together."""
 _CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """What its CPU kernel for latent attention is compiled for."""
+_WITH_PREDICTION_LAYERS = ("glm4_moe",)
+"""Model types of policies by whose own layers for multi-token prediction engines draft."""
 _PER_BLOCK = "fp8_per_block"
 _BLOCK = 128
 """Rows and columns of weights that share a scale (generator/weights/quantization/e4m3.py)."""
@@ -244,6 +248,8 @@ def _check_speculation(config: Config, hf: PreTrainedConfig) -> None:
             f"{setting} needs a model: give its Hugging Face directory as generator.speculative.model, or as "
             f"drafter.path if it is to learn beside the policy"
         )
+    if settings.method == "mtp":
+        _check_prediction_layers(setting, config.model.path, hf)
     if settings.prompt_lookup_min > settings.prompt_lookup_max:
         raise ConfigError(
             f"generator.speculative.prompt_lookup_min = {settings.prompt_lookup_min} is more than prompt_lookup_max = "
@@ -260,6 +266,27 @@ def _check_speculation(config: Config, hf: PreTrainedConfig) -> None:
     _check_drafts(config, "rollout", config.rollout)
     if (budget := held_out_budget(config)).tokens:
         raise ConfigError(_without_drafts(config, budget.setting, budget.tokens))
+
+
+def _check_prediction_layers(setting: str, path: str, hf: PreTrainedConfig) -> None:
+    """Errors: ConfigError for a policy without layers for multi-token prediction that engines here draft by."""
+    if hf.model_type not in _WITH_PREDICTION_LAYERS:
+        raise ConfigError(
+            f"{setting}: engines draft by the own layers of {', '.join(_WITH_PREDICTION_LAYERS)} alone, and the policy "
+            f"is of model type {hf.model_type!r}; take another method"
+        )
+    count, first = getattr(hf, "num_nextn_predict_layers", None) or 0, hf.num_hidden_layers
+    stored: Iterable[str] | None = None
+    with suppress(ValueError):  # a plan may have the shape of a model alone
+        stored = stored_tensors(path)
+    layers = [f"model.layers.{first + number}." for number in range(count)]
+    if stored is not None:
+        layers = [layer for layer in layers if any(name.startswith(layer) for name in stored)]
+    if not layers or len(layers) < count:
+        raise ConfigError(
+            f"{setting}: {path} has {len(layers)} layers for multi-token prediction (model.layers.{first} and on), and "
+            f"num_nextn_predict_layers = {count} in config.json; take another method, or the base model's directory"
+        )
 
 
 def _check_drafts(config: Config, section: str, settings: RolloutConfig | SuiteConfig) -> None:

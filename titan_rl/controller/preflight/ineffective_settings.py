@@ -165,8 +165,8 @@ _HAS_FLOAT8 = _unless(lambda run: run.titan.float8.is_on, "float8.recipe_name is
 _COMPILES = _unless(lambda run: run.titan.compile.enable, "compile.enable is false; set it, or leave it out")
 _HAS_DRAFTS = _unless(
     lambda run: run.config.generator.speculative.method != "none",
-    "generator.speculative.method = 'none' drafts nothing; set it to 'ngram', 'draft_model' or 'eagle3', or leave "
-    "it out",
+    "generator.speculative.method = 'none' drafts nothing; set it to 'ngram', 'draft_model', 'eagle3' or 'mtp', or "
+    "leave it out",
 )
 _HAS_UPDATES_BETWEEN = _unless(
     lambda run: run.config.rollout.max_staleness,
