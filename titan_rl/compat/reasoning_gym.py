@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from reasoning_gym.factory import ProceduralDataset
 
 _PACKAGE, _AUTOMATA = "reasoning_gym", "cellpylib"
+_OWN_NAMES = ("__all__", "__version__")
 _importing = RLock()
+_begun: set[ModuleType] = set()
+"""Packages whose import has begun and not ended."""
 
 
 def part(name: str) -> Any:
@@ -61,13 +64,25 @@ class _WholeOnFirstUse(ModuleType):
     """A package with parts that can be imported, which imports all of them once something is asked of itself."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name not in _OWN_NAMES:
             raise AttributeError(name)
-        assert self.__spec__ is not None and self.__spec__.loader is not None, "it was made from them"
-        self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
-        with _importing, _automata_on_first_use():
-            self.__spec__.loader.exec_module(self)
+        with _importing, _automata_on_first_use():  # other threads wait
+            if type(self) is _WholeOnFirstUse:  # no other has imported it meanwhile
+                _import_whole(self, name)
         return getattr(self, name)
+
+
+def _import_whole(package: _WholeOnFirstUse, name: str) -> None:
+    """``name``: that is wanted. Errors: AttributeError for one that the package asks for before it has it."""
+    if package in _begun:
+        raise AttributeError(name)
+    assert package.__spec__ is not None and package.__spec__.loader is not None, "it was made from them"
+    _begun.add(package)
+    try:
+        package.__spec__.loader.exec_module(package)
+    finally:
+        _begun.discard(package)
+    package.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _whole_on_first_use() -> ModuleType:

@@ -69,10 +69,32 @@ assert reasoning_gym.factory.DATASETS["gcd"] is family("gcd") and reasoning_gym.
 assert "sympy" in sys.modules and "matplotlib" not in sys.modules
 assert family("acre"), "whose file is not named like it"
 """
+SHARED_BY_THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+from titan_rl.compat.reasoning_gym import part
+
+assert part("data.wordle_words").wordle_words
+import reasoning_gym
+
+together = Barrier(4)
 
 
-def test_a_family_is_imported_with_its_category_alone():
-    done = subprocess.run([sys.executable, "-c", PARTS], capture_output=True, text=True)
+def ask(name):
+    together.wait()
+    return getattr(reasoning_gym, name)
+
+
+with ThreadPoolExecutor(4) as threads:  # a star asks for __all__
+    assert all(threads.map(ask, ["__all__", "logic", "__version__", "create_dataset"]))
+"""
+
+
+@pytest.mark.parametrize("program", [PARTS, SHARED_BY_THREADS], ids=["parts", "threads"])
+def test_a_family_is_imported_with_its_category_alone(program):
+    """And the package is whole for whoever asks for it afterwards."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
