@@ -150,6 +150,7 @@ def test_while_the_compiler_is_disabled_it_is_not_imported(compiled, monkeypatch
     compiling.leave_functions_uncompiled()
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     assert torch.compile(abs, fullgraph=True) is abs and torch.compile(mode="default")(abs) is abs
+    assert torch.compile(model=abs) is abs
     monkeypatch.delenv("TORCHDYNAMO_DISABLE")
     assert torch.compile(mode="default")(abs)(-1) == ("compiled", 1)
     assert compiled == [(abs, {"mode": "default"})]

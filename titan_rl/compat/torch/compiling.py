@@ -89,10 +89,11 @@ def leave_functions_uncompiled() -> None:
     """From now on import no compiler for what ``torch.compile`` is given while it is disabled. Once in a process."""
     compile_now: Any = torch.compile
 
-    def compile_if_enabled(function: Callable | None = None, **options: Any) -> Callable:
-        if function is None:  # a decorator is wanted
+    def compile_if_enabled(model: Callable | None = None, **options: Any) -> Callable:
+        """``model``: as torch names what it compiles."""
+        if model is None:  # a decorator is wanted
             return partial(compile_if_enabled, **options)
-        return function if is_compiler_disabled() else compile_now(function, **options)
+        return model if is_compiler_disabled() else compile_now(model, **options)
 
     torch.compile = compile_if_enabled  # pyright: ignore[reportAttributeAccessIssue]
 
