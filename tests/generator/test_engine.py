@@ -18,6 +18,7 @@ from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.text.thinking import ThinkingTags
 from titan_rl.data.types import Decoding, EngineStatistics, Request, RequestRefused
 from titan_rl.generator import engine as engine_module
+from titan_rl.generator import engine_start
 from titan_rl.generator.engine import GenerationEngine
 from titan_rl.generator.lockstep import Lockstep
 from titan_rl.generator.ranks import reserve_shared_memory
@@ -123,10 +124,33 @@ def test_large_zeros_take_memory_as_they_are_written_to():
         cache = torch.zeros(1 << 20, 256, dtype=torch.float32, device="cpu")
         small = torch.zeros((3, 2), dtype=torch.int32)
         ones = torch.zeros(1 << 24, requires_grad=True) + 1
+        try:
+            elsewhere = torch.zeros(1 << 24, device=0)
+        except (AssertionError, RuntimeError):  # there is no accelerator
+            elsewhere = None
     assert resident() - before < cache.nbytes // 2
+    assert elsewhere is None or elsewhere.device.type != "cpu"
     assert cache.shape == (1 << 20, 256) and cache.dtype == torch.float32 and not cache[::4096].any()
     cache[7] = 1.0
     assert cache.sum() == 256 and ones.requires_grad and torch.equal(small, torch.zeros(3, 2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_no_mode_of_functions_is_on_where_an_engine_may_compile_its_model(monkeypatch, on_cpu):
+    seen = []
+
+    class Mode(ZerosOnDemand):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    for name in ("guard_gloo", "inspect_models_here", "rebind_kernels_of_vllm"):
+        monkeypatch.setattr(engine_start, name, lambda: None)
+    monkeypatch.setattr(engine_start, "ZerosOnDemand", Mode)
+    monkeypatch.setattr(engine_start, "current_platform", SimpleNamespace(is_cpu=lambda: on_cpu))
+    monkeypatch.setattr(engine_start, "LLMEngine", SimpleNamespace(from_engine_args=torch.zeros))
+    engine_start.start_engine(GeneratorConfig(), 1, 0, None, ())
+    assert (torch.zeros in seen) == on_cpu
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import multiprocessing
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import titan_rl.compat.vllm.lean_import  # noqa: F401  # isort: skip  (before the rest of vLLM)
@@ -34,13 +35,19 @@ def start_engine(
         multiprocessing.set_start_method("spawn", force=True)
         replace_functions(on_cpu=current_platform.is_cpu())
     if config.tensor_parallel == 1:
-        with ZerosOnDemand():  # the KV cache
+        with _cache_on_demand():
             return LLMEngine.from_engine_args(arguments)
     assert rendezvous_file is not None, "an engine of several ranks is given one"
     join_ranks(rank, config.tensor_parallel, rendezvous_file, devices)
-    with ZerosOnDemand():
+    with _cache_on_demand():
         engine = LLMEngine(arguments.create_engine_config(), RankExecutor, log_stats=False)
     reserve_shared_memory()
     dist.barrier()
     forget_shared_memory()
     return engine
+
+
+def _cache_on_demand() -> AbstractContextManager[object]:
+    """A context in which a CPU's KV cache takes memory as it is written to. A GPU's engine may compile its model here,
+    which no compiler can do under a mode of torch's functions."""
+    return ZerosOnDemand() if current_platform.is_cpu() else nullcontext()

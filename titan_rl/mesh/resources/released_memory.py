@@ -45,7 +45,9 @@ class ZerosOnDemand(TorchFunctionMode):
             return func(*args, **kwargs)
         wanted = torch.empty(*args, **(kwargs | {"device": "meta"}))
         nbytes = wanted.numel() * wanted.itemsize
-        if torch.device(kwargs.get("device") or torch.get_default_device()).type != "cpu" or nbytes < _LEAST_BYTES:
+        given = kwargs.get("device")  # also 0, an accelerator's number
+        device = torch.get_default_device() if given is None else torch.device(given)
+        if device.type != "cpu" or nbytes < _LEAST_BYTES:
             return func(*args, **kwargs)
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return torch.frombuffer(pages, dtype=wanted.dtype).view(wanted.shape)
