@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 from family_models import add_prediction_layer, make
 from safetensors.torch import load_file
+from family_models import make
+from transformers import Qwen2Config
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.device_defaults import for_device
@@ -23,6 +25,7 @@ from titan_rl.controller.preflight.engine_checks import (
     check_decoding,
     check_engine,
     check_export,
+    check_generator_layout,
     check_suite_decoding,
     kernel_notices,
 )
@@ -300,6 +303,21 @@ def test_rollouts_are_weighed_by_default_with_fp8_and_a_run_says_so():
     assert plain.algorithm.settings.importance == "none" and lines(plain) == []
     with pytest.raises(ConfigError, match="clip_high has no effect.*FP8 has that for its default"):
         settled(algorithm={"clip_high": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (dict(vocab_size=101), "= 3 must divide the model's vocab_size = 101, filled up to 128"),
+        (dict(vocab_size=192, intermediate_size=53), "= 3 must divide the model's intermediate_size = 53"),
+    ],
+)
+def test_an_engines_ranks_must_have_equal_parts(sizes, said):
+    hf = Qwen2Config(num_attention_heads=6, num_key_value_heads=3, hidden_size=192, **sizes)
+    with pytest.raises(ConfigError, match=said):
+        check_generator_layout(hf, 3, on_cpu=True)
+    hf.vocab_size, hf.intermediate_size = 192, 54
+    check_generator_layout(hf, 3, on_cpu=True)
 
 
 @pytest.mark.parametrize(

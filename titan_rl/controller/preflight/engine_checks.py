@@ -37,6 +37,9 @@ _CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """What its CPU kernel for latent attention is compiled for."""
 _WITH_PREDICTION_LAYERS = ("glm4_moe",)
 """Model types of policies by whose own layers for multi-token prediction engines draft."""
+_VOCABULARY_UNIT = 64
+"""vLLM fills a vocabulary up to a multiple of it."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PER_BLOCK = "fp8_per_block"
 _BLOCK = 128
 """Rows and columns of weights that share a scale (generator/weights/quantization/e4m3.py)."""
@@ -86,12 +89,27 @@ def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) ->
             f"generator.tensor_parallel = {ranks} and the model's num_key_value_heads = {kv_heads}: one must divide "
             f"the other; lower it, or use more replicas"
         )
+    for what, size in _shared_by_ranks(hf).items():
+        if size % ranks:
+            raise ConfigError(
+                f"generator.tensor_parallel = {ranks} must divide the model's {what}: lower it, or use more replicas"
+            )
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // heads
     if on_cpu and head_dim not in _CPU_HEAD_SIZES:
         raise ConfigError(
             f"the model's head_dim = {head_dim} has no attention kernel in vLLM for CPUs: use a model with one of "
             f"{', '.join(map(str, _CPU_HEAD_SIZES))}"
         )
+
+
+def _shared_by_ranks(hf: PreTrainedConfig) -> dict[str, int]:
+    """Sizes of which each rank of an engine has an equal part, besides those of heads, by what they are."""
+    words = ceil(hf.vocab_size / _VOCABULARY_UNIT) * _VOCABULARY_UNIT
+    sizes = {f"vocab_size = {hf.vocab_size}, filled up to {words}": words}
+    wide = getattr(hf, "intermediate_size", None)
+    if wide and not any(getattr(hf, key, None) for key in _EXPERTS):
+        sizes[f"intermediate_size = {wide}"] = wide
+    return sizes
 
 
 def _check_quantization(hf: PreTrainedConfig, generator: GeneratorConfig) -> None:
