@@ -169,6 +169,18 @@ def make_process(processes: ActorProcesses, name: str, sidecar=None) -> ActorPro
     return process
 
 
+def test_a_process_that_is_being_started_has_no_id_to_be_known_by(tmp_path):
+    """A signal to process 0 would be for the whole group of whoever sends it."""
+
+    async def run() -> dict[int, str]:
+        processes = make_processes([], tmp_path)
+        for name, pid in (("generator 0", 7), ("generator 1", 0)):
+            make_process(processes, name).pid = pid
+        return processes.names()
+
+    assert asyncio.run(run()) == {7: "generator 0"}
+
+
 def test_who_ends_with_the_run_or_is_sent_away_did_not_die(tmp_path):
     async def run() -> list[tuple[str, str]]:
         told = []

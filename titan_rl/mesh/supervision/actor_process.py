@@ -318,7 +318,7 @@ class ActorProcesses:
             self.all.remove(process)
 
     def names(self) -> dict[int, str]:
-        """Names of live processes on this host, by pid."""
+        """Names of live processes on this host, by pid; those whose id is not known yet are left out."""
         hosts = {host.pid: host.name for host in self.hosts.all if not host.died.done()}
         here = (process for process in self.all if not process.is_dead and not process.host.is_remote)
-        return hosts | {process.pid: process.name for process in here}
+        return hosts | {process.pid: process.name for process in here if process.pid}
