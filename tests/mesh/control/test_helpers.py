@@ -130,6 +130,26 @@ def test_devices_are_lent_while_the_trainer_waits_and_a_group_wants_an_engine(mo
     play(monkeypatch, act)
 
 
+def test_a_helper_that_died_comes_back_where_no_other_generator_is_left(monkeypatch):
+    async def act(scene: Scene) -> None:
+        scene.router.give_up(0, "its replacements failed")
+        scene.router.take_out(HELPER, "died asleep")
+        del scene.generators.replicas[HELPER]
+
+        async def bring() -> None:
+            async with scene.generators.helper_gate.inside():
+                scene.generators.replicas[HELPER] = scene.replica
+                scene.router.put_in(HELPER)
+
+        bringing, group = asyncio.ensure_future(bring()), scene.sampled()
+        scene.turns.release()
+        assert await group == HELPER
+        await bringing
+        assert scene.log == ["offload"]
+
+    play(monkeypatch, act)
+
+
 @pytest.mark.parametrize("why", ["nobody waits", "a version is on its way", "it takes long", "none is left"])
 def test_they_are_not_lent_where_that_helps_nobody(monkeypatch, why):
     async def act(scene: Scene) -> None:

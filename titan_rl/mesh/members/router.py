@@ -52,7 +52,7 @@ class Router:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a group waits for room, or for one that rests."""
+        """Whether a group waits for room, for one that rests, or for any at all."""
         return self._num_waiting > 0
 
     def rest(self, number: int) -> None:
@@ -173,7 +173,7 @@ class Router:
                 raise NoneLeft(f"no {self.kind} is left: {self._reasons(self._given_up)}")
             some_rest = bool(self._resting - self._out.keys())
             deadline = None if healthy or some_rest else deadline or now() + seconds
-            waits_for_room = bool(free) or some_rest and not healthy
+            waits_for_room = bool(free) or not healthy
             self._num_waiting += waits_for_room
             try:
                 await asyncio.wait_for(self._next_change.wait(), None if deadline is None else deadline - now())
