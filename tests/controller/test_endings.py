@@ -23,7 +23,7 @@ from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.processes.processes import ending, new_mark, running
 from titan_rl.mesh.processes.reaper import reap
 from titan_rl.mesh.resources import scratch
-from titan_rl.mesh.supervision.actor_process import ActorFault, ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess, ActorProcesses
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.train import run_to_end
 
@@ -179,6 +179,17 @@ def test_a_process_that_is_being_started_has_no_id_to_be_known_by(tmp_path):
         return processes.names()
 
     assert asyncio.run(run()) == {7: "generator 0"}
+
+
+def test_a_sidecar_that_is_asked_while_its_process_dies_is_not_waited_for(tmp_path):
+    async def run() -> None:
+        process = make_process(make_processes([], tmp_path), "generator 0")
+        request = SimpleNamespace(endpoint="keep", at=lambda sidecar, is_here: asyncio.Event().wait())
+        asyncio.get_running_loop().call_soon(process.end)
+        with pytest.raises(ActorDied, match="keep"):
+            await asyncio.wait_for(process.ask_sidecar(request), 5)
+
+    asyncio.run(run())
 
 
 def test_who_ends_with_the_run_or_is_sent_away_did_not_die(tmp_path):

@@ -108,11 +108,19 @@ class ActorProcess:
 
     async def ask_sidecar(self, request: RemoteCall[R]) -> R:
         """Make a call of ``SidecarEndpoints``. Errors: ActorDied if the process is gone, or does not answer."""
+        what = f"its sidecar was asked for {request.endpoint}"
+        answer = request.at(self.sidecar, self.host.here)
+        asking = asyncio.ensure_future(within(_SIDECAR_SECONDS, f"{request.endpoint} at {self.name}", answer))
+        asking.add_done_callback(retrieve_exception)
         try:
-            calling = request.at(self.sidecar, self.host.here)
-            return await within(_SIDECAR_SECONDS, f"{request.endpoint} at {self.name}", calling)
+            await asyncio.wait({asking, self.died}, return_when=_FIRST)  # Monarch may hear of a death much later
+            if not asking.done():
+                raise ActorDied([self], what)
+            return asking.result()
         except (SupervisionError, DeadlineError) as error:
-            raise ActorDied([self], f"its sidecar was asked for {request.endpoint}") from error
+            raise ActorDied([self], what) from error
+        finally:
+            asking.cancel()
 
     @property
     def is_stopped(self) -> bool:
