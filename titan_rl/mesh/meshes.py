@@ -56,7 +56,7 @@ from titan_rl.mesh.resources.devices import Devices, seats_of
 from titan_rl.mesh.resources.listeners.sockets import abstract_listeners, open_privately
 from titan_rl.mesh.resources.open_files import raise_open_files
 from titan_rl.mesh.resources.scratch import make_scratch, remove_scratch
-from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.actor_process import ActorFault, ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.telemetry.step_record import StepRecord
 from titan_rl.mesh.telemetry.stragglers import Stragglers
@@ -172,7 +172,7 @@ class Meshes:
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
         self.stragglers, self.record = Stragglers(), StepRecord()
         self._background = BackgroundTasks()
-        self.log = log
+        self.log, self._on_lost = log, callbacks.on_lost
         self._scratch = scratch = make_scratch()
         self._remove_scratch = weakref.finalize(self, remove_scratch, scratch)
         threads = share_cores(
@@ -302,9 +302,16 @@ class Meshes:
         if "trainer" in self.parts:
             if self._snapshots is not None:
                 await self._snapshots.reopen()
-            self._background.start(self.trainer.watch())
+            self._background.start(self._watch_trainer())
         if "generators" in self.parts and self.config.recovery.warm_spares:
             self.generators.prepare()
+
+    async def _watch_trainer(self) -> None:
+        """One that cannot be repaired ends the run, also where what it waits for is with helpers that sleep."""
+        try:
+            await self.trainer.watch()
+        except ActorFault as fault:
+            self._on_lost(str(fault))
 
     async def _start(self, owner: Owner) -> None:
         await owner.start()

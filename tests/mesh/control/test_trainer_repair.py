@@ -12,6 +12,7 @@ from titan_rl.mesh.control.trainer_repair import ActorFault, TrainerMesh
 from titan_rl.mesh.control.trainer_snapshots import RestorableSteps
 from titan_rl.mesh.control.weight_sync import WeightSync
 from titan_rl.mesh.members.replica import Replica
+from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.telemetry.stragglers import Stragglers
 from titan_rl.mesh.weights.channel_link import WeightLink
@@ -402,3 +403,13 @@ def test_a_replica_that_is_brought_up_as_a_version_goes_out_takes_that_version_t
         assert link.taken == [(1, 4), (0, 5), (1, 5)]
 
     asyncio.run(run())
+
+
+def test_a_trainer_that_cannot_be_repaired_ends_the_run_though_nobody_asks_for_it():
+    async def watch() -> None:
+        raise ActorFault("recovery is off")
+
+    told = []
+    meshes = SimpleNamespace(trainer=SimpleNamespace(watch=watch), _on_lost=told.append)
+    asyncio.run(Meshes._watch_trainer(meshes))
+    assert told == ["recovery is off"]
