@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 from family_models import add_prediction_layer, make
 from safetensors.torch import load_file
-from family_models import make
 from transformers import Qwen2Config
 
 from titan_rl.algorithms.registry import make_algorithm
