@@ -30,6 +30,8 @@ from titan_rl.trainer.titan_config import build_titan, titan_keys
         ("--training.epochs=3", "unknown key training.epochs: here it is training.steps: a run counts steps"),
         ("--training.lr=1e-4", "unknown key training.lr: here it is optimizer.lr"),
         ("--optimizer.learning_rate=1e-4", "unknown key optimizer.learning_rate: did you mean 'lr'?"),
+        ("--generator.batch_invariant=true", "unknown key generator.batch_invariant: here it is debug.batch_invariant"),
+        ("--generator.helper_generators=1", "here it is placement.helper_generators"),
         ("--generator.temperature=0.5", "unknown key generator.temperature: here it is rollout.temperature"),
         ("--sampling.temperature=0.5", "unknown section [sampling]: here it is rollout.temperature"),
         ("--sampling.heat=0.5", "unknown section [sampling]: did you mean [rollout]?"),

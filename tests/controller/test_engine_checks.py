@@ -43,6 +43,18 @@ def check(path, *, on_cpu: bool, **generator) -> None:
     check_engine(config, read_hf_config(path), 200, on_cpu=on_cpu)
 
 
+def test_vllms_own_batch_invariant_mode_is_refused_where_engines_cannot_compute_by_it(tmp_path, monkeypatch):
+    make(tmp_path, "qwen2")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    check(tmp_path, on_cpu=False)
+    assert "no form for a CPU; unset it, and set debug.batch_invariant = true" in refusal(tmp_path, on_cpu=True)
+    ours = for_device(load_config(None, {"debug": {"batch_invariant": True}}), on_cpu=False)
+    with pytest.raises(ConfigError, match="replace those of debug.batch_invariant = true; unset it"):
+        check_engine(ours, read_hf_config(tmp_path), 200, on_cpu=False)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    check(tmp_path, on_cpu=True)
+
+
 def refusal(path, **settings) -> str:
     with pytest.raises(ConfigError) as caught:
         check(path, **settings)

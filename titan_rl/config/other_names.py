@@ -83,6 +83,8 @@ KEYS = {
     **dict.fromkeys(("tis_imp_ratio_cap", "rollout_is_threshold", "truncated_importance_sampling_ratio"), _CAP),
     **dict.fromkeys(("use_tis", "rollout_is", "use_importance_sampling_correction"), "algorithm.importance"),
     "vllm_gpu_memory_utilization": "generator.gpu_memory_utilization",
+    "batch_invariant": "debug.batch_invariant",
+    "helper_generators": "placement.helper_generators",
     **dict.fromkeys(
         ("speculative_config", "speculative_decoding", "num_draft_tokens", "speculative_num_draft_tokens"),
         "generator.speculative",

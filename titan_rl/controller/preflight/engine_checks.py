@@ -1,5 +1,6 @@
 """What engines cannot do, or the trainer cannot follow: checked before any process starts."""
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from math import ceil
@@ -40,6 +41,7 @@ _WITH_PREDICTION_LAYERS = ("glm4_moe",)
 _VOCABULARY_UNIT = 64
 """vLLM fills a vocabulary up to a multiple of it."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_VLLM_MODE = "VLLM_BATCH_INVARIANT"
 _PER_BLOCK = "fp8_per_block"
 _BLOCK = 128
 """Rows and columns of weights that share a scale (generator/weights/quantization/e4m3.py)."""
@@ -61,6 +63,7 @@ def check_engine(
             f"generator.max_num_seqs = {generator.max_num_seqs} is more than the {most} tokens of one engine step: "
             f"lower it"
         )
+    _check_vllm_mode(config, on_cpu=on_cpu)
     if on_cpu:
         _check_cpu_kernels(hf, generator.dtype)
     if generator.is_quantized:
@@ -74,6 +77,15 @@ def check_engine(
             f"generator.kv_cache_gib = {generator.kv_cache_gib:g} cannot hold one rollout of {max_model_len} tokens, "
             f"which takes {needed:.3g}: raise it, or lower training.seq_len"
         )
+
+
+def _check_vllm_mode(config: Config, *, on_cpu: bool) -> None:
+    """Errors: ConfigError for vLLM's own batch-invariant mode, where engines cannot compute by it."""
+    mode, is_ours = os.environ.get(_VLLM_MODE, "0"), config.titan.get("debug", {}).get("batch_invariant", False)
+    if mode != "0" and (on_cpu or is_ours):
+        why = "its products replace those of debug.batch_invariant = true" if is_ours else "it has no form for a CPU"
+        mend = "unset it" if is_ours else "unset it, and set debug.batch_invariant = true for equal bits on both sides"
+        raise ConfigError(f"{_VLLM_MODE}={mode} is set, which is vLLM's own batch-invariant mode: {why}; {mend}")
 
 
 def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) -> None:
