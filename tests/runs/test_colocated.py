@@ -36,7 +36,7 @@ COLOCATED = dict(placement__mode="colocated")
         ({"placement": {"mode": "colocated", "helper_generators": 1}}, "leave one of both out"),
         ({"placement": {"helper_generators": 1}, "generator": {"max_num_seqs": 8}}, "set that above 0"),
         ({"placement": {"helper_generators": 1}}, "16 groups are sampled .*, and engines have room for 17"),
-        ({"placement": {"helper_generators": 2}, "rollout": {"max_staleness": 1}}, "which has 1: lower it"),
+        ({"placement": {"helper_generators": 2}, "rollout": {"max_staleness": 1}}, "which has 1; set it to 1 at most"),
         (
             {"placement": {"helper_generators": 1}, "generator": {"update": "drain"}, "rollout": {"max_staleness": 1}},
             "take 'in_flight'",
@@ -54,6 +54,16 @@ def test_helpers_are_refused_where_an_episode_has_a_limit_that_goes_on_while_the
     task = SimpleNamespace(parts={}, has_agent=True, sessions=None)
     with pytest.raises(ConfigError, match="has a time limit of its own"):
         check_placement(config, build_titan(config), task, on_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks", "said"),
+    [(2, 1, "need 2 devices of the trainer, which has 1; set it to 1 at most"), (1, 2, "or lower generator.tensor_p")],
+)
+def test_more_helpers_than_a_trainer_has_devices_are_refused(count, ranks, said):
+    tables = {"placement": {"helper_generators": count}, "generator": {"tensor_parallel": ranks}}
+    with pytest.raises(ConfigError, match=said):
+        check(load_config(None, tables | {"rollout": {"max_staleness": 1}}))
 
 
 # who has it

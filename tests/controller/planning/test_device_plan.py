@@ -150,6 +150,8 @@ def test_helpers_work_on_the_trainer_s_gpus_in_turns_and_the_engines_have_their_
 def test_helpers_want_gpus_of_a_trainer_that_no_engine_has():
     with pytest.raises(ConfigError, match="helper_generators = 1: trainer and engines share a GPU"):
         planned(ONE, placement={"helper_generators": 1})
+    with pytest.raises(ConfigError, match="helper_generators = 1: helpers are for a run on one host"):
+        planned(Machine(4, 16 * GIB, hosts=2), placement={"helper_generators": 1})
 
 
 def test_engines_that_read_a_trainer_s_slots_take_some_of_its_gpu():

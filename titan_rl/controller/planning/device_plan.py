@@ -246,8 +246,12 @@ def plan_devices(
 
 
 def _with_helpers(table: DeviceTable, config: Config) -> DeviceTable:
-    """Errors: ConfigError where trainer and engines share a GPU anyway, or the trainer has too few."""
+    """Errors: ConfigError over several hosts, where trainer and engines share a GPU, or the trainer has too few."""
     count = config.placement.helper_generators
+    if table.hosts > 1:
+        raise ConfigError(
+            f"placement.helper_generators = {count}: helpers are for a run on one host; leave it out with several hosts"
+        )
     if set(table.of_role(TRAINER)) & set(table.of_role(GENERATOR)):
         raise ConfigError(
             f"placement.helper_generators = {count}: trainer and engines share a GPU, so that it has nothing to lend; "

@@ -72,9 +72,11 @@ def _check_helpers(config: Config, titan: TitanConfig, task: Task, *, on_cpu: bo
             f"others wait for, and would keep both while a helper sleeps; leave it out"
         )
     if count * ranks > titan.world_size:
+        most = titan.world_size // ranks
+        mend = f"set it to {most} at most" if most else "leave it out, or lower generator.tensor_parallel"
         raise ConfigError(
-            f"{setting} engines of generator.tensor_parallel = {ranks} need {count * ranks} devices of the trainer, "
-            f"which has {titan.world_size}: lower it"
+            f"{setting}: with generator.tensor_parallel = {ranks} helpers need {count * ranks} devices of the trainer, "
+            f"which has {titan.world_size}; {mend}"
         )
     rollout, generator = config.rollout, config.generator
     groups = rollout.prompts_per_step * (1 + rollout.max_staleness)
