@@ -191,7 +191,6 @@ def relieve_collector() -> None:
 async def run_to_end(session: "Session") -> int:
     """Drive a session from start to end; the exit code."""
     from titan_rl.controller.loop.shutdown import STOPPED_AT_ONCE, Lost, Stopped
-    from titan_rl.controller.session import one_line
 
     _stop_on_signals(session)
     error: BaseException | None = None
@@ -204,12 +203,12 @@ async def run_to_end(session: "Session") -> int:
         error, why, code = stopped, stopped.why or "stopped by the user", EXIT_FAULT if stopped.why else EXIT_STOPPED
     except asyncio.CancelledError as cancelled:
         error, why, code = cancelled, "cancelled, and not by the user", EXIT_FAULT
+        if (fault := session.stop_request.fault) is not None:
+            error, why = fault, _why(fault)
     except ConfigError as mistake:  # that a host of another machine was needed to tell
         error, why, code = mistake, str(mistake), EXIT_USER
     except Exception as fault:  # told whole, written into the summary, and an exit code that says so
-        error, why, code = fault, one_line(fault), EXIT_FAULT
-        if is_full(fault):
-            why = f"{one_line(fault).removeprefix('DiskFull: ')}; make room, then --resume goes on"
+        error, why, code = fault, _why(fault), EXIT_FAULT
     session.stop_request.driver = None
     if error is not None and session.stop_request.is_urgent:  # whatever came of it first
         error, why, code = Stopped(), STOPPED_AT_ONCE, EXIT_STOPPED
@@ -222,6 +221,15 @@ async def run_to_end(session: "Session") -> int:
     await session.close(error, why)
     _ignore_signals()
     return code
+
+
+def _why(fault: Exception) -> str:
+    """Line of the summary about what ended a run."""
+    from titan_rl.controller.session import one_line
+
+    if is_full(fault):
+        return f"{one_line(fault).removeprefix('DiskFull: ')}; make room, then --resume goes on"
+    return one_line(fault)
 
 
 def _stop_on_signals(session: "Session") -> None:

@@ -147,8 +147,11 @@ def test_what_is_given_to_the_compiler_meanwhile_is_compiled_once_when_it_is_cal
 
 def test_while_the_compiler_is_disabled_it_is_not_imported(compiled, monkeypatch):
     monkeypatch.setattr(torch, "compile", torch.compile)
-    compiling.leave_functions_uncompiled()
+    before = torch.compile
+    compiling.import_no_disabled_compiler()
+    assert torch.compile is before, "it is not disabled"
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    compiling.import_no_disabled_compiler()
     assert torch.compile(abs, fullgraph=True) is abs and torch.compile(mode="default")(abs) is abs
     assert torch.compile(model=abs) is abs
     monkeypatch.delenv("TORCHDYNAMO_DISABLE")

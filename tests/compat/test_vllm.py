@@ -19,7 +19,7 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms.cpu import CpuPlatform
-from vllm.triton_utils import dispatcher
+from vllm.triton_utils import HAS_TRITON, dispatcher
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
@@ -415,19 +415,19 @@ def test_a_kernel_is_replaced_in_vllms_modules_and_ours(monkeypatch):
     assert dispatcher.sys is sys
 
 
+@pytest.mark.skipif(HAS_TRITON, reason="the kernels stay Triton's where that runs")
 def test_no_other_modules_have_kernels(monkeypatch):
-    found = {}
-    monkeypatch.setattr(dispatcher, "register_kernels", found.update)
+    overrides = {}
+    monkeypatch.setattr(dispatcher, "register_kernels", overrides.update)
     CpuPlatform.register_triton_kernel_overrides()
-    kernels = [getattr(*dispatcher._resolve_kernel(name)) for name in found]
-    others = {name: vars(module) for name, module in sys.modules.items() if hasattr(module, "__dict__")}
+    kernels = [id(getattr(*dispatcher._resolve_kernel(name))) for name in overrides]
     owners = {
         name.partition(".")[0]
-        for name, names in others.items()
-        for kernel in kernels
-        if any(kernel is each for each in names.values())
+        for name, module in list(sys.modules.items())
+        for value in list(getattr(module, "__dict__", {}).values())
+        if {id(value), id(getattr(value, "__dict__", {}).get("kernel"))}.intersection(kernels)
     }
-    assert owners <= {"vllm", "titan_rl"}
+    assert kernels and owners == {"vllm"}
 
 
 # what engines import

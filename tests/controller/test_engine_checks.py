@@ -319,7 +319,7 @@ def test_rollouts_are_weighed_by_default_with_fp8_and_a_run_says_so():
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        (dict(vocab_size=101), "= 3 must divide the model's vocab_size = 101, filled up to 128"),
+        (dict(vocab_size=101), "= 3 must divide the model's vocab_size = 101, padded to 128"),
         (dict(vocab_size=192, intermediate_size=53), "= 3 must divide the model's intermediate_size = 53"),
     ],
 )

@@ -240,3 +240,4 @@ def test_without_recovery_a_dead_trainer_ends_the_run_by_name(tmp_path):
     assert process.wait(120) == 1, running.output(root)[-3000:]
     assert time.monotonic() - start < 30 and running.gone(children)
     assert "trainer rank 0 died" in json.loads((root / "summary.json").read_text())["why_ended"]
+    assert "what the actors printed is in" in running.output(root)

@@ -39,8 +39,9 @@ def imported_faster() -> Iterator[None]:
 
 
 def packages_distributions() -> dict[str, list[str]]:
-    """As ``importlib.metadata`` has it, from the same files, which it parses line by line into paths: in a tenth of the
-    time."""
+    """As ``importlib.metadata`` has it, from the same files, in a tenth of the time.
+
+    That parses them line by line into paths."""
     found = defaultdict(list)
     for distribution in importlib.metadata.distributions():
         packages = (distribution.read_text("top_level.txt") or "").split()

@@ -350,7 +350,11 @@ class Session:
             needs=self.checked.algorithm.needs,
             kept_policy=kept_policy(self.config, self.checked.algorithm, self.run_dir),
             logs=self.run_dir.logs.absolute(),
-            callbacks=MeshCallbacks(self.log, self.record_event, self.ledger.count_retry, self.stop_request.force),
+            callbacks=MeshCallbacks(
+                *(self.log, self.record_event, self.ledger.count_retry),
+                on_lost=self.stop_request.force,
+                on_fault=self.stop_request.fail,
+            ),
             catch_up=recovery.catch_up,
             parts=ALL_PARTS if self.config.has_generators else frozenset({"trainer"}),
             placement=ProcessPlacement(

@@ -1,7 +1,7 @@
 """RMS norms of an engine on a CPU, in the trainer's arithmetic, by vLLM's kernel.
 
-vLLM's own there are some ten operators of torch for each norm, a sixth of an engine's time; and they norm the sum with
-the residual before it is rounded, where the trainer norms what the next layer sees, and round twice in bf16.
+vLLM's own there are some ten operators of torch for each. They normalize the sum with the residual before it is
+rounded, where the trainer normalizes what the next layer sees, and round twice in bf16.
 
 Dimensions: T tokens (any leading dimensions), D features.
 """
@@ -13,7 +13,7 @@ from titan_rl.compat.vllm.layers import rms_norm_fp32
 
 PROVIDER = "titan_rl"
 _VECTOR = 16
-"""The kernel's features at once."""
+"""Features that the kernel processes at once."""
 
 
 def _has_kernel(x: torch.Tensor, weight: torch.Tensor | None, variance_size: int | None) -> bool:
@@ -52,7 +52,7 @@ def fused_add_rms_norm(
     epsilon: float,
     variance_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm of the sum, and the sum, which is what is normed. ``x``, ``x_residual``: [T, D]."""
+    """The norm of the rounded sum, and that sum. ``x``, ``x_residual``: [T, D]."""
     total = x + x_residual
     return rms_norm(total, weight, epsilon), total
 

@@ -56,7 +56,7 @@ from titan_rl.mesh.resources.devices import Devices, seats_of
 from titan_rl.mesh.resources.listeners.sockets import abstract_listeners, open_privately
 from titan_rl.mesh.resources.open_files import raise_open_files
 from titan_rl.mesh.resources.scratch import make_scratch, remove_scratch
-from titan_rl.mesh.supervision.actor_process import ActorFault, ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.telemetry.step_record import StepRecord
 from titan_rl.mesh.telemetry.stragglers import Stragglers
@@ -114,6 +114,8 @@ class MeshCallbacks:
     """Of each prompt that is sampled again since somebody died or failed."""
     on_lost: Callable[[str], None] = lambda why: None
     """Why the run must end: a process of torchrun's died, or another controller has gone on with the run."""
+    on_fault: Callable[[Exception], None] = lambda fault: None
+    """What the run must end with, though nobody has waited for it: the trainer could not be repaired."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Meshes:
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
         self.stragglers, self.record = Stragglers(), StepRecord()
         self._background = BackgroundTasks()
-        self.log, self._on_lost = log, callbacks.on_lost
+        self.log, self._on_fault = log, callbacks.on_fault
         self._scratch = scratch = make_scratch()
         self._remove_scratch = weakref.finalize(self, remove_scratch, scratch)
         threads = share_cores(
@@ -307,11 +309,11 @@ class Meshes:
             self.generators.prepare()
 
     async def _watch_trainer(self) -> None:
-        """One that cannot be repaired ends the run, also where what it waits for is with helpers that sleep."""
+        """End the run when the trainer cannot be repaired, even if nothing calls it."""
         try:
             await self.trainer.watch()
-        except ActorFault as fault:
-            self._on_lost(str(fault))
+        except Exception as fault:  # whatever a repair failed of: nobody else hears of it
+            self._on_fault(fault)
 
     async def _start(self, owner: Owner) -> None:
         await owner.start()

@@ -45,7 +45,9 @@ class ServiceSession:
             parts=_PARTS,
             logs=run_dir.logs.absolute(),
             catch_up=self._catch_up,
-            callbacks=MeshCallbacks(log=self.log, record_event=self._record_event, on_lost=self._lost),
+            callbacks=MeshCallbacks(
+                log=self.log, record_event=self._record_event, on_lost=self._lost, on_fault=self._lost
+            ),
             placement=ProcessPlacement(launcher=checked.launcher, devices=devices),
         )
         self._training = AdapterTraining(self._meshes, config, titan.layout, (run_dir.root / "adapters").absolute())
@@ -111,9 +113,11 @@ class ServiceSession:
     def _failed(self, line: str, error: Exception) -> None:
         self.log(line)
         if isinstance(error, ActorFault):
-            self._lost(str(error))
+            self._lost(error)
 
-    def _lost(self, why: str) -> None:
-        self.fault = why
+    def _lost(self, fault: str | Exception) -> None:
+        if self.fault:
+            return
+        self.fault = why = str(fault)
         self.log(f"the service ends: {why}")
         self.on_fault()

@@ -406,10 +406,12 @@ def test_a_replica_that_is_brought_up_as_a_version_goes_out_takes_that_version_t
 
 
 def test_a_trainer_that_cannot_be_repaired_ends_the_run_though_nobody_asks_for_it():
-    async def watch() -> None:
-        raise ActorFault("recovery is off")
+    fault = OSError("its checkpoint cannot be read")
 
-    told = []
-    meshes = SimpleNamespace(trainer=SimpleNamespace(watch=watch), _on_lost=told.append)
+    async def watch() -> None:
+        raise fault
+
+    faults = []
+    meshes = SimpleNamespace(trainer=SimpleNamespace(watch=watch), _on_fault=faults.append)
     asyncio.run(Meshes._watch_trainer(meshes))
-    assert told == ["recovery is off"]
+    assert faults == [fault]

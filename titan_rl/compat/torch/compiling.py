@@ -85,8 +85,10 @@ def is_compiler_disabled() -> bool:
     return os.environ.get("TORCHDYNAMO_DISABLE") == "1"
 
 
-def leave_functions_uncompiled() -> None:
-    """From now on import no compiler for what ``torch.compile`` is given while it is disabled. Once in a process."""
+def import_no_disabled_compiler() -> None:
+    """From now on import no compiler for what ``torch.compile`` is given, if it is disabled. Once in a process."""
+    if not is_compiler_disabled():
+        return
     compile_now: Any = torch.compile
 
     def compile_if_enabled(model: Callable | None = None, **options: Any) -> Callable:

@@ -7,7 +7,7 @@
 * torch's compiler, which takes another second, where nothing is compiled: vLLM mends what it does with operators, and
   compiles functions of its own as they are imported.
 
-Who asks for one of these afterwards gets it.
+A later import gets the real module.
 """
 
 import sys
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from titan_rl.compat.reach import VLLM, Reach
-from titan_rl.compat.torch.compiling import is_compiler_disabled, leave_functions_uncompiled
+from titan_rl.compat.torch.compiling import import_no_disabled_compiler, is_compiler_disabled
 
 _STAND_INS = {
     "vllm.entrypoints.mcp.tool_server": "ToolServer",
@@ -29,7 +29,7 @@ REACHES = (
 _LEFT_OUT = ("opentelemetry", *(("torch._inductor.lowering",) if is_compiler_disabled() else ()))
 """vLLM goes on without these where Python finds none."""
 
-leave_functions_uncompiled()
+import_no_disabled_compiler()
 _absent = [module for module in (*_STAND_INS, *_LEFT_OUT) if module not in sys.modules]
 for _module in _absent:
     if _module in _LEFT_OUT:

@@ -65,8 +65,9 @@ def inspect_models_here() -> None:
 
 
 def rebind_kernels_of_vllm() -> None:
-    """Have vLLM put a CPU's kernels in the place of Triton's in its own modules, and not look for them in all that are
-    imported, which takes longer than to load a small model."""
+    """Have vLLM look for Triton's kernels, which a CPU's replace, in its own modules alone.
+
+    Looking in all that are imported takes longer than to load a small model."""
     dispatcher._rebind_kernels = _rebind_in_own_modules
 
 

@@ -51,6 +51,9 @@ class StopRequest:
         """Whether the user has asked twice: nothing more is saved."""
         self.driver: asyncio.Task[Any] | None = None
         """Who is cancelled then."""
+        self.fault: Exception | None = None
+        """What nobody was told that waited for it."""
+        self._is_saving = False
 
     @property
     def is_requested(self) -> bool:
@@ -65,6 +68,12 @@ class StopRequest:
         self.is_forced = True
         self.ask(why)
         self._cancel_driver()
+
+    def fail(self, fault: Exception) -> None:
+        """End with this fault, whatever the driver waits for; what can be saved still is."""
+        self.fault = self.fault or fault
+        if not self._is_saving:
+            self._cancel_driver()
 
     def hurry(self) -> None:
         """End at once, unsaved: the user's second request."""
@@ -99,14 +108,14 @@ class StopRequest:
         """Save at the end of a run, until ``hurry`` or ``force``."""
         if self.is_urgent or self.is_forced:
             return
-        self.driver = asyncio.ensure_future(save())
+        self.driver, self._is_saving = asyncio.ensure_future(save()), True
         try:
             await self.driver
         except asyncio.CancelledError:
             if not (self.is_urgent or self.is_forced):
                 raise
         finally:
-            self.driver = None
+            self.driver, self._is_saving = None, False
 
 
 class Shutdown:

@@ -120,6 +120,7 @@ class Models:
         self.hf: PreTrainedConfig = cached.hf if cached else read_config(checked)
         self.policy = cached.policy if cached else Size.of(self.hf, checked.family, checked.config.lora)
         self.sizes: dict[str, Size] = cached.sizes if cached else {}
+        self.drafting = cached.drafting if cached else draft_of(checked)
         needs = checked.algorithm.needs
         self.learned, self.own = learned_role(self.config, needs), own_learned(self.config, needs)
         self.frozen = [r for r in needed_roles(needs) if r != "reference" or not self.config.lora.rank]
@@ -144,14 +145,12 @@ class Models:
     @property
     def draft(self) -> Size | None:
         """Of a draft model, if engines have one."""
-        drafting = draft_of(self.checked)
-        return drafting[1] if drafting else None
+        return self.drafting[1] if self.drafting else None
 
     @property
     def of_engine(self) -> list[PreTrainedConfig]:
         """The policy, and the draft model if engines have one."""
-        drafting = draft_of(self.checked)
-        return [self.hf, *([drafting[0]] if drafting else [])]
+        return [self.hf, *([self.drafting[0]] if self.drafting else [])]
 
     def of_engine_rank(self, generator: GeneratorConfig) -> Bytes:
         """A rank of an engine with these settings."""

@@ -39,7 +39,7 @@ _CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 _WITH_PREDICTION_LAYERS = ("glm4_moe",)
 """Model types of policies by whose own layers for multi-token prediction engines draft."""
 _VOCABULARY_UNIT = 64
-"""vLLM fills a vocabulary up to a multiple of it."""
+"""vLLM pads a vocabulary to a multiple of it."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _VLLM_MODE = "VLLM_BATCH_INVARIANT"
 _PER_BLOCK = "fp8_per_block"
@@ -101,10 +101,10 @@ def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) ->
             f"generator.tensor_parallel = {ranks} and the model's num_key_value_heads = {kv_heads}: one must divide "
             f"the other; lower it, or use more replicas"
         )
-    for what, size in _shared_by_ranks(hf).items():
+    for name, size in _shared_by_ranks(hf).items():
         if size % ranks:
             raise ConfigError(
-                f"generator.tensor_parallel = {ranks} must divide the model's {what}: lower it, or use more replicas"
+                f"generator.tensor_parallel = {ranks} must divide the model's {name}: lower it, or use more replicas"
             )
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // heads
     if on_cpu and head_dim not in _CPU_HEAD_SIZES:
@@ -116,8 +116,8 @@ def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) ->
 
 def _shared_by_ranks(hf: PreTrainedConfig) -> dict[str, int]:
     """Sizes of which each rank of an engine has an equal part, besides those of heads, by what they are."""
-    words = ceil(hf.vocab_size / _VOCABULARY_UNIT) * _VOCABULARY_UNIT
-    sizes = {f"vocab_size = {hf.vocab_size}, filled up to {words}": words}
+    padded = ceil(hf.vocab_size / _VOCABULARY_UNIT) * _VOCABULARY_UNIT
+    sizes = {f"vocab_size = {hf.vocab_size}, padded to {padded}": padded}
     wide = getattr(hf, "intermediate_size", None)
     if wide and not any(getattr(hf, key, None) for key in _EXPERTS):
         sizes[f"intermediate_size = {wide}"] = wide

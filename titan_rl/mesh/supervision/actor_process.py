@@ -109,8 +109,13 @@ class ActorProcess:
     async def ask_sidecar(self, request: RemoteCall[R]) -> R:
         """Make a call of ``SidecarEndpoints``. Errors: ActorDied if the process is gone, or does not answer."""
         what = f"its sidecar was asked for {request.endpoint}"
-        answer = request.at(self.sidecar, self.host.here)
-        asking = asyncio.ensure_future(within(_SIDECAR_SECONDS, f"{request.endpoint} at {self.name}", answer))
+
+        async def answer() -> R:
+            return await within(
+                _SIDECAR_SECONDS, f"{request.endpoint} at {self.name}", request.at(self.sidecar, self.host.here)
+            )
+
+        asking = asyncio.ensure_future(answer())
         asking.add_done_callback(retrieve_exception)
         try:
             await asyncio.wait({asking, self.died}, return_when=_FIRST)  # Monarch may hear of a death much later

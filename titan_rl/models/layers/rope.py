@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 _FIXED = ("linear", "llama3", "yarn", "longrope")
 _caches: WeakValueDictionary[tuple, torch.Tensor] = WeakValueDictionary()
-"""Of the models that there are, by all that they depend on."""
+"""Live caches, by what determines them."""
 
 
 class HuggingFaceRoPE(CosSinRoPE):
@@ -27,12 +27,12 @@ class HuggingFaceRoPE(CosSinRoPE):
         """Factor on cosine and sine (YaRN, LongRoPE)."""
 
     def _precompute_cache(self) -> torch.Tensor:
-        """One for all layers that turn alike, since nothing writes to it."""
+        """Cache shared by layers with the same frequencies: nothing writes to it."""
         config, device, dtype = self.config, torch.get_default_device(), torch.get_default_dtype()
         assert isinstance(config, HuggingFaceRoPE.Config)
         key = type(self), config.max_seq_len, config.inv_freq, config.attention_scaling, device, dtype
         cache = _caches.get(key)
-        if cache is None:
+        if cache is None or cache.device.type != device.type:  # a module that moves takes its buffers along
             cache = _caches[key] = self._cosines_and_sines()
         return cache
 

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ MOST_AS_TRAINED = 2_000_000_000
 """Parameters of the largest model that ``auto`` writes in float32, in which it is trained: 8 GB."""
 
 
+_PREDICTION_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")
+"""Keys of config.json for the number of layers for multi-token prediction."""
 _ALWAYS_FLOAT32 = ".e_score_correction_bias"
 """End of the name of a router's bias, which transformers and vLLM hold in float32, whatever the weights are in."""
 
@@ -46,21 +49,23 @@ def model_tensors(spec: ModelSpec, path: str | Path) -> dict[str, StoredTensor]:
 
 
 def _prediction_prefixes(spec: ModelSpec, path: str | Path) -> tuple[str, ...]:
-    """Of layers for multi-token prediction, which stand behind the model's own: transformers ignores them, vLLM may
-    draft by them."""
+    """Name prefixes of layers for multi-token prediction, which stand behind the model's own: transformers ignores
+    them, vLLM may draft by them."""
     config, first = read_object(Path(path) / "config.json"), len(decoder_of(spec).layers)
-    count = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
+    count = next((config[key] for key in _PREDICTION_COUNTS if key in config), None)
     return "mtp.", *(f"model.layers.{first + number}." for number in range(count if type(count) is int else 0))
 
 
 def prediction_layers(spec: ModelSpec, path: str | Path) -> dict[str, torch.Tensor]:
     """A directory's layers for multi-token prediction, as they are: they are not trained, and written again."""
-    prefixes, found = _prediction_prefixes(spec, path), {}
+    prefixes, by_file, layers = _prediction_prefixes(spec, path), defaultdict(list), {}
     for name, stored in stored_tensors(path).items():
         if name.startswith(prefixes):
-            with safe_open(stored.file, "pt") as tensors:
-                found[name] = tensors.get_tensor(name)
-    return found
+            by_file[stored.file].append(name)
+    for file, names in by_file.items():
+        with safe_open(file, "pt") as tensors:
+            layers |= {name: tensors.get_tensor(name) for name in names}
+    return layers
 
 
 def base_digest(path: str | Path) -> str:
@@ -174,6 +179,7 @@ def save_hf(
         _write_dtype(out / "config.json", weights)
         if quantizer is not None:
             config = read_json(out / "config.json") | {"quantization_config": quantizer.config}
+            config |= {key: 0 for key in _PREDICTION_COUNTS if key in config}  # those layers are not written in FP8
             (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_torch_state_dict(tensors, out, metadata={"format": "pt"})
 
