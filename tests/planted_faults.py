@@ -351,8 +351,8 @@ FAULTS = (
         "failed_run_exits_with_0",
         "A run that ends by a fault has exit code 0",
         "titan_rl/train.py",
-        "one_line(fault), EXIT_FAULT",
-        "one_line(fault), EXIT_OK",
+        "_why(fault), EXIT_FAULT",
+        "_why(fault), EXIT_OK",
         ("controller/test_endings.py::test_a_fault_is_never_exit_code_0",),
     ),
 )
