@@ -20,7 +20,7 @@ _PACKAGE, _AUTOMATA = "reasoning_gym", "cellpylib"
 _OWN_NAMES = ("__all__", "__version__")
 _importing = RLock()
 _begun: set[ModuleType] = set()
-"""Packages whose import has begun and not ended."""
+"""Packages that are being imported."""
 
 
 def part(name: str) -> Any:

@@ -115,7 +115,7 @@ class MeshCallbacks:
     on_lost: Callable[[str], None] = lambda why: None
     """Why the run must end: a process of torchrun's died, or another controller has gone on with the run."""
     on_fault: Callable[[Exception], None] = lambda fault: None
-    """What the run must end with, though nobody has waited for it: the trainer could not be repaired."""
+    """The fault that the run must end with, even if no call raises it: the trainer could not be repaired."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class StopRequest:
         self.driver: asyncio.Task[Any] | None = None
         """Who is cancelled then."""
         self.fault: Exception | None = None
-        """What nobody was told that waited for it."""
+        """Fault that must end the run, and that no call has raised."""
         self._is_saving = False
 
     @property

@@ -49,8 +49,9 @@ def model_tensors(spec: ModelSpec, path: str | Path) -> dict[str, StoredTensor]:
 
 
 def _prediction_prefixes(spec: ModelSpec, path: str | Path) -> tuple[str, ...]:
-    """Name prefixes of layers for multi-token prediction, which stand behind the model's own: transformers ignores
-    them, vLLM may draft by them."""
+    """Name prefixes of layers for multi-token prediction.
+
+    They stand behind the model's own; transformers ignores them, vLLM may draft by them."""
     config, first = read_object(Path(path) / "config.json"), len(decoder_of(spec).layers)
     count = next((config[key] for key in _PREDICTION_COUNTS if key in config), None)
     return "mtp.", *(f"model.layers.{first + number}." for number in range(count if type(count) is int else 0))
