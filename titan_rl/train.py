@@ -196,15 +196,13 @@ async def run_to_end(session: "Session") -> int:
     error: BaseException | None = None
     why, code = None, EXIT_OK
     try:
-        await session.start()
+        await session.stop_request.unless_failed(session.start())
         relieve_collector()
-        await session.run()
+        await session.stop_request.unless_failed(session.run())
     except Stopped as stopped:
         error, why, code = stopped, stopped.why or "stopped by the user", EXIT_FAULT if stopped.why else EXIT_STOPPED
     except asyncio.CancelledError as cancelled:
         error, why, code = cancelled, "cancelled, and not by the user", EXIT_FAULT
-        if (fault := session.stop_request.fault) is not None:
-            error, why = fault, _why(fault)
     except ConfigError as mistake:  # that a host of another machine was needed to tell
         error, why, code = mistake, str(mistake), EXIT_USER
     except Exception as fault:  # told whole, written into the summary, and an exit code that says so

@@ -28,6 +28,7 @@ def part(name: str) -> Any:
     with _importing, _automata_on_first_use():
         if _PACKAGE not in sys.modules:
             sys.modules[_PACKAGE] = _whole_on_first_use()
+        import_module(_PACKAGE)  # which another thread may be importing, all of it
         import_module(f"{_PACKAGE}.coaching")  # which all categories import, in a circle with their factory
         return import_module(f"{_PACKAGE}.{name}")
 
@@ -57,6 +58,8 @@ class _OnFirstUse(ModuleType):
     """Stands for a module, which is imported once something is asked of it."""
 
     def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
         return getattr(import_module(self.__name__), name)
 
 
@@ -100,5 +103,5 @@ def _automata_on_first_use() -> Iterator[None]:
     try:
         yield
     finally:
-        if is_ours:
+        if is_ours and sys.modules.get(_AUTOMATA) is module:
             del sys.modules[_AUTOMATA]

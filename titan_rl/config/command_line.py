@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -69,12 +70,15 @@ class TrainCommand:
         resumed = ["--resume", "--run.dir", str(run_dir)]
         return shlex.join(["titan-rl", "train", *named, *resumed, *self._arguments("run.dir")])
 
-    def evaluate(self, model: Path) -> str | None:
-        """Command that evaluates the model as the run did; None for a run without a TOML."""
+    def evaluate(self, model: Path, drafter: Path | None = None) -> str | None:
+        """Command that evaluates the model as the run did; None for a run without a TOML. ``drafter``: that the run has
+        trained."""
         if self.config_file is None:
             return None
         named = ["titan-rl", "eval", str(model), "--file", self.config_file]
-        return shlex.join([*named, *self._arguments("run.dir", "model.path")])
+        learned = override_arguments({"drafter": {"path": str(drafter)}}) if drafter is not None else []
+        left_out = ("run.dir", "model.path", *["drafter.path"] * bool(learned))
+        return shlex.join([*named, *self._arguments(*left_out), *learned])
 
     def _arguments(self, *left_out: str) -> list[str]:
         given = override_arguments(dict(self.overrides))
@@ -188,15 +192,25 @@ def in_process(main: Callable[[], int]) -> int:
     ended.append(main())
     for number in (signal.SIGINT, signal.SIGTERM):  # the exit code stands, and what is left takes a moment
         signal.signal(number, signal.SIG_IGN)
-    _leave_monarch()
+    leave_monarch()
     return ended[0]
 
 
-def _leave_monarch() -> None:
+@cache
+def leave_monarch_at_exit() -> None:
+    """Leave Monarch when this process ends, where no command of titan-rl does. Monarch must be loaded, whose own
+    handler then has nothing left to do."""
+    atexit.register(leave_monarch)
+
+
+def leave_monarch() -> None:
     """Its own goodbye at exit has one second, and on a busy machine says TimeoutError with a traceback."""
-    if (monarch := sys.modules.get("monarch.actor")) is not None:
-        with suppress(TimeoutError):  # nobody needs what it would still do: the run's reaper removes what is left
-            monarch.shutdown_context(host_timeout=_GATEWAY_SECONDS).get(timeout=_GOODBYE_SECONDS)
+    if (monarch := sys.modules.get("monarch.actor")) is None:
+        return
+    ours, log = sys.modules.get("titan_rl.compat.monarch.actors"), partial(print, file=sys.stderr)
+    # the exit code stands, and nobody needs what Monarch would still do: the run's reaper removes what is left
+    with suppress(TimeoutError), ours.unknown_faults_logged(log) if ours is not None else nullcontext():
+        monarch.shutdown_context(host_timeout=_GATEWAY_SECONDS).get(timeout=_GOODBYE_SECONDS)
 
 
 def check_started_once(environment: Mapping[str, str], *, joins_torchrun: bool = False) -> None:

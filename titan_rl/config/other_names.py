@@ -61,6 +61,9 @@ KEYS = {
     "target_modules": "lora.targets",
     **dict.fromkeys(("bf16", "param_dtype", "torch_dtype"), "training.mixed_precision_param"),
     "gradient_checkpointing": "activation_checkpoint.mode",
+    **dict.fromkeys(("max_pixels", "image_max_pixels"), "model.images.max_pixels"),
+    **dict.fromkeys(("min_pixels", "image_min_pixels"), "model.images.min_pixels"),
+    "mm_processor_kwargs": "model.images",
     # rewards and data
     **dict.fromkeys(("reward_fn", "reward_function", "reward_funcs", "custom_reward_function"), "task.reward"),
     "reward_weights": "task.rewards",

@@ -114,7 +114,7 @@ def check_signature(label: str, function: object, parameters: Sequence[str], key
     """Errors: ConfigError unless ``function`` is a callable that takes these arguments, by place and by keyword."""
     parameter_list = ", ".join([*parameters, *(["*", *keywords] if keywords else [])])
     if not callable(function):
-        raise ConfigError(f"{label} is a {type(function).__name__}: name a function ({parameter_list})")
+        raise ConfigError(f"{label} is of type {type(function).__name__}: name a function ({parameter_list})")
     try:
         signature = inspect.signature(function)
     except ValueError:  # written in C: it does not tell

@@ -11,6 +11,7 @@ is below never reaches back.
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 from titan_rl.config.command_line import TrainCommand, check_started_once
 from titan_rl.config.errors import AlreadyComplete, NamedFault
+from titan_rl.config.io.printable import say
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.console.display import Display
 from titan_rl.controller.console.end_summary import end_summary, stopping
@@ -67,7 +69,7 @@ from titan_rl.records.metrics import MetricsLog, agreement_limit
 from titan_rl.records.plot import plot_curves
 from titan_rl.records.run_directory.events import EventLog
 from titan_rl.records.run_directory.path_checks import check_no_modules
-from titan_rl.records.run_directory.rundir import RunDir, claim, new_run_dir, run_dir_to_resume
+from titan_rl.records.run_directory.rundir import RunDir, claim, new_run_dir, passed_over, run_dir_to_resume
 from titan_rl.records.run_directory.sources import check_sources, find_sources, write_sources
 from titan_rl.records.run_directory.summary import COMPLETED, Progress, write_summary
 from titan_rl.records.statistics import Proportion
@@ -125,6 +127,8 @@ class Session:
         check_started_once(os.environ)
         name = command.config_file if command else None
         run_dir = run_dir_to_resume(config, name) if resume else new_run_dir(config, name)
+        if resume and not config.run.dir and (line := passed_over(run_dir)):
+            say(line, sys.stderr)  # at once: what is refused next is that run's
         config, held = with_changes(config, run_dir) if resume else (config, [])
         checked = check(config)
         fitting, plan, messages = fit_and_place(checked, under_torchrun=ranks is not None)
@@ -196,7 +200,7 @@ class Session:
 
     async def _start_or_close(self) -> "Session":
         try:
-            return await self.start()
+            return await self.stop_request.unless_failed(self.start())
         except BaseException as error:  # cancelled included: nobody else can stop what has started
             await self.close(error)
             raise
@@ -237,7 +241,8 @@ class Session:
         drafts = f", drafts by {method}" if method != "none" else ""
         admission = ", requests admitted by the KV cache" if config.generator.adaptive_max_num_seqs else ""
         weights = f"weights by {meshes.weights.transports}"
-        self.log(f"actors up after {seconds:.1f} s, {weights}{replays}{drafts}{admission}")
+        helpers = "".join(f", generator {number} helps while the trainer waits" for number in meshes.generators.helpers)
+        self.log(f"actors up after {seconds:.1f} s, {weights}{replays}{drafts}{admission}{helpers}")
         self._granting = asyncio.create_task(grant_scale_requests(self.run_dir, meshes.generators, self.log))
         return self._rollout_controller(meshes, recovery)
 

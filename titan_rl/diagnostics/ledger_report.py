@@ -81,7 +81,7 @@ def _verdict(ledger: dict) -> str:
 
 
 def _account_table(ledger: dict) -> Table:
-    table = Table(title=f"ledger of {ledger['run']}", title_justify="left")
+    table = Table()
     table.add_column("samples")
     table.add_column("count", justify="right")
     table.add_column("share", justify="right")
@@ -118,11 +118,10 @@ def show_ledger(run: Path, *, steps: bool, as_json: bool) -> int:
         print(json.dumps(ledger))
     else:
         console = Terminal()
+        console.print(f"ledger of {ledger['run']}", soft_wrap=True)
         console.print(_account_table(ledger))
         again = ", ".join(f"{number} prompts {count} times" for count, number in ledger["prompts_by_retries"].items())
-        console.print(
-            f"{ledger['prompts']:,} prompts; sampled again after a failure of the machinery: {again or 'none'}"
-        )
+        console.print(f"{ledger['prompts']:,} prompts; retried after infrastructure failures: {again or 'none'}")
         if steps:
             console.print(_steps_table(ledger["steps"]))
         for flaw in _shown(ledger["flaws"]):

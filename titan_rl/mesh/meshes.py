@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypedDict
 
 from monarch.config import configure
 
-from titan_rl.compat.monarch.actors import pass_on_unknown_faults
+from titan_rl.compat.monarch.actors import pass_on_unknown_faults, unknown_faults_logged
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.control.colocation import Colocation, NoColocation
@@ -363,7 +363,10 @@ class Meshes:
     @property
     def pids(self) -> dict[int, str]:
         """Process id to name, of all that live; scorers included."""
-        return self.processes.names() | {pid: f"scorer {number}" for number, pid in self.verifiers.scorers.items()}
+        names = self.processes.names()
+        alive = set(names.values())
+        scorers = self.verifiers.scorers.items()
+        return names | {pid: f"scorer {number}" for number, pid in scorers if f"verifier {number}" in alive}
 
     @property
     def hosts(self) -> dict[str, str]:
@@ -387,13 +390,14 @@ class Meshes:
         self.processes.are_stopping = True
         for owner in (*self._owners, self.trainer, self.weights):
             owner.stop()
-        stops = [asyncio.ensure_future(self._stop(process)) for process in reversed(self.processes.all)]
-        if stops:
-            await asyncio.wait(stops, timeout=_STOP_SECONDS)
-        if self._remote is not None:
-            await self._remote.close()
-        for _ in ending(self.processes.mark, _STOP_SECONDS):
-            await asyncio.sleep(0.05)
+        with unknown_faults_logged(self.log):
+            stops = [asyncio.ensure_future(self._stop(process)) for process in reversed(self.processes.all)]
+            if stops:
+                await asyncio.wait(stops, timeout=_STOP_SECONDS)
+            if self._remote is not None:
+                await self._remote.close()
+            for _ in ending(self.processes.mark, _STOP_SECONDS):
+                await asyncio.sleep(0.05)
         self._remove_scratch()
 
     async def _stop(self, process: ActorProcess) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.io.bounded_files import read_lines
-from titan_rl.data.numbers import all_equal
+from titan_rl.data.numbers import all_equal, all_zero
 from titan_rl.data.storage.files import LineFile
 from titan_rl.data.types import EngineStatistics, Group, Provenance, Rollout, StepMetrics, is_model
 from titan_rl.environments.registry import correct
@@ -144,7 +144,9 @@ def effective_number(counts: Counter[str]) -> float:
 
 
 def _has_signal(rollouts: list[Rollout]) -> bool:
-    return not all_equal(rollout.reward for rollout in _scored(rollouts))
+    """By the advantages that a loop of one's own gave, or else by rewards."""
+    given = [rollout.advantage for rollout in rollouts if rollout.advantage is not None]
+    return not (all(map(all_zero, given)) if given else all_equal(rollout.reward for rollout in _scored(rollouts)))
 
 
 def mean_metrics(metrics: list[StepMetrics]) -> StepMetrics:

@@ -10,6 +10,7 @@ from typing import Any
 from titan_rl.actors.classes import SERVICE_ACTORS
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
+from titan_rl.config.model_directory.config_checks import VISION
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.initial_policy import base_model
 from titan_rl.controller.planning.device_report import fit_and_place
@@ -66,6 +67,8 @@ class ServiceSession:
     def open(cls, config: Config, name: str | None, *, checks: Collection[str]) -> "ServiceSession":
         """Check everything and take the directory. ``checks``: names of those that apply. Errors: ConfigError."""
         checked = check(config, (), only=checks)
+        if read_config(checked).model_type in VISION:
+            raise ConfigError(f"model.path = {config.model.path!r} sees images, and serve passes on text alone")
         fitting, plan, lines = fit_and_place(checked, under_torchrun=False)
         root = Path(config.run.dir) if config.run.dir else Path("runs", time.strftime("serve-%Y%m%d-%H%M%S"))
         run_dir = RunDir(root)

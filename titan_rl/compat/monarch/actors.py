@@ -1,7 +1,8 @@
 """Monarch's actors: how their processes are started, what their calls raise, and who hears of their faults."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import monarch.actor
 
@@ -54,15 +55,35 @@ def pass_on_unknown_faults() -> None:
     monarch.actor.unhandled_fault_hook = _Unknown(before)
 
 
+@contextmanager
+def unknown_faults_logged(log: Callable[[str], None]) -> Iterator[None]:
+    """A context in which a fault that nobody knows is logged, and ends no program: all that could fail is stopping."""
+    hook = monarch.actor.unhandled_fault_hook
+    if not isinstance(hook, _Unknown):
+        yield
+        return
+    before, hook.log = hook.log, log
+    try:
+        yield
+    finally:
+        hook.log = before
+
+
 class _Unknown:
     """Monarch's hook behind a filter; unless somebody replaced it, it reports the fault and ends the program."""
 
     def __init__(self, hook: Callable[[MeshFailure], None]):
         self._hook = hook
+        self.log: Callable[[str], None] | None = None
+        """What hears of faults in place of the hook."""
 
     def __call__(self, failure: MeshFailure) -> None:
-        if not any(map(is_known, (failure.mesh_name, *meshes_behind(failure)))):
+        if any(map(is_known, (failure.mesh_name, *meshes_behind(failure)))):
+            return
+        if self.log is None:
             self._hook(failure)
+        else:
+            self.log(f"while the actors stop, Monarch reports a fault of {failure.mesh_name}: {failure.report()}")
 
 
 def meshes_behind(failure: MeshFailure) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ Nothing is kept from the records: rollouts, with the advantages that they were g
 are those of any run. So it is resumed, repaired and replayed as any run is.
 """
 
+import numpy as np
+
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.loop.controller import Controller
 from titan_rl.controller.loop.reporting import PhaseTimer, StepReport
@@ -56,9 +58,14 @@ class CustomStep:
         return self._collected.groups
 
     def batch(self, groups: list[Group]) -> Batch:
-        """Errors: ValueError unless these are the groups that were sampled."""
-        if [group.prompt_id for group in groups] != [group.prompt_id for group in self._sampled.groups]:
-            raise ValueError("these are not the groups of sample(), all of them in their order")
+        """Errors: ValueError unless these are the groups that were sampled, with advantages for all samples or none."""
+        if [getattr(group, "prompt_id", None) for group in groups] != [each.prompt_id for each in self._sampled.groups]:
+            raise ValueError(
+                "these are not the groups of sample(), all of them in their order: to leave one out, give its rollouts "
+                "an advantage of 0"
+            )
+        for group in groups:
+            _check_advantages(group)
         [batch] = self.controller.batches(groups)
         return batch
 
@@ -85,6 +92,26 @@ class CustomStep:
         """Publish the weights of the step, unless its update was skipped as non-finite."""
         if not self._is_applied or self._batch is None:
             raise OrderError("there is no update to publish: forward_backward and optim_step come first")
+        progress = self.controller.progress
+        progress.seconds_training += self._timer.total
         if self._metrics is not None:
-            step = self.controller.progress.step
+            step = progress.step
             await self.controller.publish(StepReport(step, self._sampled, [self._batch], self._metrics, self._timer))
+
+
+def _check_advantages(group: Group) -> None:
+    """Errors: ValueError for advantages that are no finite numbers, or that only some samples have."""
+    given = {rollout.sample: rollout.advantage for rollout in group.rollouts if rollout.advantage is not None}
+    for sample, advantage in given.items():
+        whose = f"the advantage of {group.prompt_id} sample {sample}"
+        try:
+            is_finite = bool(np.isfinite(np.asarray(advantage, np.float64)).all())
+        except (TypeError, ValueError):
+            raise ValueError(f"{whose} is {advantage!r:.80}: give a number, or one for each token") from None
+        if not is_finite:
+            raise ValueError(f"{whose} is {advantage!r:.80}: give finite numbers")
+    if given and (missing := [rollout.sample for rollout in group.rollouts if rollout.sample not in given]):
+        raise ValueError(
+            f"sample {missing[0]} of {group.prompt_id} has no advantage, and {min(given)} has: give one to each, or to "
+            f"none"
+        )

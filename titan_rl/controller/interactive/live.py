@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from titan_rl.config.command_line import leave_monarch_at_exit
 from titan_rl.config.io.overrides import overriding
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import forget, reference_to
@@ -98,6 +99,7 @@ class LiveSession(RunView):
         except BaseException as error:
             self._end(one_line(error))
             raise
+        leave_monarch_at_exit()
         return self
 
     def _end(self, why: str) -> None:
@@ -248,7 +250,7 @@ class LiveSession(RunView):
         async with self._turn:
             self._check_open()
             try:
-                done = await work()
+                done = await self.session.stop_request.unless_failed(work())
                 if not self.is_running:
                     self.session.rest()
                 return done
@@ -297,7 +299,8 @@ class LiveSession(RunView):
         if too_long := [number for number, each in enumerate(tokens) if len(each) + room > most]:
             raise ValueError(f"prompt {too_long[0]} and {room} new tokens are more than {most} tokens: shorten it")
         requests = [Request(each, [seeds.getrandbits(32)], room, heat, decoding_of(rollout)) for each in tokens]
-        completions = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
+        answering = asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
+        completions = await self.session.stop_request.unless_failed(answering)
         return [read_answer(tokenizer, a.tokens, ended=a.stop_reason == "stop") for [a] in completions]
 
     @property

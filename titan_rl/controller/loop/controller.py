@@ -206,7 +206,7 @@ class Controller(Loop):
         report.timer.end("publish")
         if self._is_due(self.config.eval.every) and self.progress.step < self.progress.steps_asked:
             await self.evaluate(f"at step {self.progress.step}")
-        if self._is_due(self.config.checkpoint.every):
+        if self.checkpointing.is_due(self.progress.step, self.config.checkpoint.every):
             self.reporter.enter(self.progress.step, "saving")
             await self.save()
 

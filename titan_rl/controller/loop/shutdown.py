@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # their imports take seconds, which a signal need not wait fo
 
 T = TypeVar("T")
 STOPPED_AT_ONCE = "stopped by the user at once"
+_UNWIND_SECONDS = 5.0
+"""How long the end of what is cancelled is waited for."""
 
 
 class Stopped(Exception):
@@ -51,9 +53,9 @@ class StopRequest:
         """Whether the user has asked twice: nothing more is saved."""
         self.driver: asyncio.Task[Any] | None = None
         """Who is cancelled then."""
-        self.fault: Exception | None = None
+        self._failed = asyncio.Event()
+        self._fault: Exception | None = None
         """Fault that must end the run, and that no call has raised."""
-        self._is_saving = False
 
     @property
     def is_requested(self) -> bool:
@@ -70,10 +72,9 @@ class StopRequest:
         self._cancel_driver()
 
     def fail(self, fault: Exception) -> None:
-        """End with this fault, whatever the driver waits for; what can be saved still is."""
-        self.fault = self.fault or fault
-        if not self._is_saving:
-            self._cancel_driver()
+        """End with this fault whatever waits ``unless_failed``; what can be saved still is."""
+        self._fault = self._fault or fault
+        self._failed.set()
 
     def hurry(self) -> None:
         """End at once, unsaved: the user's second request."""
@@ -93,29 +94,43 @@ class StopRequest:
     async def interrupts(self, awaitable: Awaitable[T]) -> T:
         """The awaitable's result. Errors: Stopped as soon as a stop is asked for; the awaitable is cancelled then."""
         work = asyncio.ensure_future(awaitable)
-        stop = asyncio.ensure_future(self._requested.wait())
-        try:
-            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-            if not work.done():
-                work.cancel()
-        if work.cancelled() or not work.done():
+        if not await _is_done_before(self._requested, work) or work.cancelled():
             raise Stopped(self.why)
+        return work.result()
+
+    async def unless_failed(self, awaitable: Awaitable[T]) -> T:
+        """The awaitable's result. Errors: the fault of ``fail`` as soon as it is told; the awaitable is cancelled."""
+        work = asyncio.ensure_future(awaitable)
+        if not await _is_done_before(self._failed, work):
+            assert self._fault is not None  # or nothing has failed
+            raise self._fault
         return work.result()
 
     async def until_urgent(self, save: Callable[[], Awaitable[None]]) -> None:
         """Save at the end of a run, until ``hurry`` or ``force``."""
         if self.is_urgent or self.is_forced:
             return
-        self.driver, self._is_saving = asyncio.ensure_future(save()), True
+        self.driver = asyncio.ensure_future(save())
         try:
             await self.driver
         except asyncio.CancelledError:
             if not (self.is_urgent or self.is_forced):
                 raise
         finally:
-            self.driver, self._is_saving = None, False
+            self.driver = None
+
+
+async def _is_done_before(event: asyncio.Event, work: "asyncio.Future[Any]") -> bool:
+    """Whether the work is done before the event happens; or else it is cancelled."""
+    happens = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({work, happens}, return_when=asyncio.FIRST_COMPLETED)
+        return work.done()
+    finally:
+        happens.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work}, timeout=_UNWIND_SECONDS)
 
 
 class Shutdown:

@@ -143,7 +143,7 @@ class OfflineController(Loop):
         config = self.steps.config
         if self._is_due(config.eval.every) and self.progress.step < self.progress.steps_asked:
             await self.evaluate(f"at step {self.progress.step}")
-        if self._is_due(config.checkpoint.every):
+        if self.checkpointing.is_due(self.progress.step, config.checkpoint.every):
             self.reporter.enter(self.progress.step, "saving")
             await self.save()
 

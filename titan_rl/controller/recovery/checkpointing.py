@@ -60,7 +60,13 @@ class Checkpointing:
         self.log, self.record_metrics = log, record_metrics
         self.saved_step = -1
         """The newest step that this process saved or started from."""
+        self._is_overdue = False
+        """Whether the last one failed of a trainer rank that died."""
         self._writing: asyncio.Task[None] | None = None
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Whether to save after a step; at once, where a death has cost the last checkpoint. ``every``: 0: never."""
+        return every > 0 and (self._is_overdue or step % every == 0)
 
     def started_from(self, step: int) -> None:
         """Set the checkpoint that the run resumed from."""
@@ -69,7 +75,7 @@ class Checkpointing:
     async def begin(self, state: ControllerState, *, is_last: bool = False) -> None:
         """Begin a checkpoint of the trainer's state. ``is_last``: no update follows. Errors: an actor's fault."""
         await self.finish()
-        start = time.perf_counter()
+        self._is_overdue, start = False, time.perf_counter()
         try:
             folder = await asyncio.to_thread(self.folder.begin, state.step)
         except OSError as error:
@@ -80,6 +86,7 @@ class Checkpointing:
         self._writing = asyncio.create_task(self._write(folder, state, start, time.perf_counter() - start))
 
     async def _write(self, folder: Path, state: ControllerState, start: float, seconds_begin: float) -> None:
+        num_repaired = self.trainer.num_repaired
         try:
             await written(self.trainer, folder, self.timeout)
             await asyncio.to_thread(self._gather, folder)
@@ -87,6 +94,7 @@ class Checkpointing:
             await asyncio.to_thread(self.folder.commit, folder, state)
         except Exception as error:  # whatever it was: training does not depend on it
             await asyncio.to_thread(self.folder.abandon, folder)
+            self._is_overdue = self.trainer.num_repaired > num_repaired
             self._warn(state.step, error)
             return
         self.saved_step = state.step

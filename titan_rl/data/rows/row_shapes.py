@@ -175,7 +175,8 @@ _READERS: dict[str, Callable[[str, dict[str, Any]], ParsedRow]] = {
 
 def _needed(place: str, columns: dict[str, Any], name: str) -> Any:
     if columns.get(name) is None:
-        raise ConfigError(f"{place}: no {name!r}; {names(columns, [name])}")
+        mend = f"data.columns = {{ {name} = '...' }} names another"
+        raise ConfigError(f"{place}: no {name!r}; {names(columns, [name])}; {mend}")
     return columns[name]
 
 

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, append-only files, and messages for a full disk."""
 
 import errno
+import fcntl
 import os
 import shutil
 import sqlite3
@@ -110,6 +111,19 @@ def replace_text(path: Path, text: str) -> None:
     """Write ``text`` as the whole of ``path``, in one step for a reader."""
     with wanting(path, len(text)), replacing(path) as beside:
         beside.write_text(text)
+
+
+def try_lock(handle: int, kind: int) -> bool:
+    """Lock an open file or folder; whether no other process holds it.
+
+    ``kind``: fcntl's LOCK_SH or LOCK_EX. A file system without locks holds nothing."""
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def sampled_checksum(path: Path) -> str:

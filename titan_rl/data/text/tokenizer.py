@@ -19,8 +19,9 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.model_directory.directory import check_files
+from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.config.sections.schema import Config
-from titan_rl.data.images import ImageProcessor, image_processor
+from titan_rl.data.images import UNLIMITED, ImageProcessor, image_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -47,6 +48,8 @@ class TextSettings:
     """The chat template itself; empty: the tokenizer's own."""
     images: ImageProcessor | None = None
     """Of a model that sees images."""
+    limits: ImagesConfig = UNLIMITED
+    """A run's own, of images."""
 
     def strftime(self, form: str) -> str:
         return datetime.fromisoformat(self.date).strftime(form)
@@ -74,13 +77,18 @@ def settings_of(config: Config) -> TextSettings:
         datetime.fromisoformat(template.date)
     except ValueError:
         raise ConfigError(f"model.chat_template.date = {template.date!r}: give a date, 2026-01-31") from None
-    return TextSettings(template.options, template.date, config.task.keep_special, template.text)
+    limits = config.model.images
+    return TextSettings(template.options, template.date, config.task.keep_special, template.text, limits=limits)
 
 
 def load_tokenizer(path: str | Path, config: Config) -> Tokenizer:
-    """A run's. Errors: ConfigError for one that cannot be read."""
+    """A run's. Errors: ConfigError for one that cannot be read, or whose model's form of images cannot."""
     tokenizer = read_tokenizer(path)
-    return set_text(tokenizer, replace(settings_of(config), images=image_processor(path)))
+    try:
+        images = image_processor(path, config.model.images)
+    except ValueError as error:
+        raise ConfigError(f"model.path = {str(path)!r}: {error}") from None
+    return set_text(tokenizer, replace(settings_of(config), images=images))
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:

@@ -100,7 +100,9 @@ def _is_repair(event: dict[str, Any], kind: str, name: str) -> bool:
         return event["kind"] == "started" and event["name"] == name
     if kind in OF_TRAINER:
         return event["kind"] == "trainer_repaired" and name in re.split(r",\s*", event["who"])
-    return event["kind"] == f"{kind}_serves" and event["number"] == int(name.split()[1])
+    if (number := name.split()[1]) == "spare":
+        return event["kind"] == "spare_waits"
+    return event["kind"] == f"{kind}_serves" and event["number"] == int(number)
 
 
 def is_repaired(kind: str, name: str, events: list[dict[str, Any]]) -> bool:

@@ -292,7 +292,8 @@ class RowsTask(ListedTask):
         none."""
         if not prompt.answer.strip():
             raise ConfigError(
-                f"{prompt.entry['place']}: no 'answer' to learn from: fill it in, or set sft.steps = 0 to leave SFT out"
+                f"{prompt.entry['place']}: no 'answer' to learn from: fill it in, name its column "
+                f"(task.options.columns = {{ answer = '...' }}), or set sft.steps = 0 to leave SFT out"
             )
         worked = prompt.entry.get("worked", prompt.answer)
         if self.is_exact(prompt):

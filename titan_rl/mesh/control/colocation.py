@@ -1,11 +1,12 @@
 """Whose turn it is on devices that trainer and generators share: ``[placement] mode = "colocated"``.
 
     the trainer's turn                                     the generators' turn
-    generators hold neither weights nor KV    ──offload──▶  the trainer's moments lie on the host, and it holds
-    nor their copy of a version               ◀──sleep───   neither gradients nor activations
+    generators hold neither weights nor KV    ──offload──▶  the trainer's moments and gradients lie on the host,
+    nor their copy of a version               ◀──sleep───   and it holds no activations
 
 The turn changes when somebody asks for it: a call to the trainer that computes takes it, a version that goes out gives
-it back, since a version is what engines wake up with. An engine is started and brought up in one turn of the
+it back, since a version is what engines wake up with. Groups that sleep in them have the last one go out again once the
+trainer has been idle for a while. An engine is started and brought up in one turn of the
 generators, which lasts until that is done. Who dies in whichever turn is replaced in it, or in the next one:
 
     a trainer rank, in its own turn             in it; the others of the trainer are there
@@ -15,6 +16,8 @@ generators, which lasts until that is done. Who dies in whichever turn is replac
 """
 
 import asyncio
+import time
+from math import inf
 
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.control.generators import Generators
@@ -28,6 +31,10 @@ from titan_rl.mesh.weights.channel_link import WeightLink
 
 _END_SECONDS = 5.0
 """How long the death of a process that was killed is waited for."""
+_LOOK_SECONDS = 0.5
+"""Between two looks whether groups wait for an idle trainer."""
+_IDLE_SECONDS = 2.0
+"""How long a trainer is idle before the last version goes out again."""
 
 
 class NoColocation:
@@ -35,7 +42,7 @@ class NoColocation:
 
     def __init__(self) -> None:
         self.interrupted = asyncio.Event()
-        """Set when only a repair of the trainer has taken the generators' turn, which they are to have back."""
+        """Set when generators are to have their turn back: a repair of the trainer took it, or groups wait for it."""
 
     @property
     def is_with_trainer(self) -> bool:
@@ -96,6 +103,8 @@ class Colocation(NoColocation):
         self._record = record or StepRecord()
         self.trainers, self.generators, self.link, self.seconds = trainers, generators, link, seconds
         self._is_trainers = True
+        self._idle_since = inf
+        """When the trainer had nothing more to do; inf: it works."""
         self._lock = asyncio.Lock()
         """Held while the turn changes."""
 
@@ -108,6 +117,7 @@ class Colocation(NoColocation):
         await self.generators.startup_gate.shut()
 
     async def take(self, *, dead: bool = False) -> None:
+        self._idle_since = inf
         async with self._lock:
             if not self._is_trainers:
                 await self.generators.startup_gate.shut()
@@ -130,3 +140,14 @@ class Colocation(NoColocation):
                     await self.trainers.call(TrainerEndpoints.offload(), what="leaving the device")
                 self._is_trainers = False
                 self.generators.startup_gate.open()
+
+    def release(self) -> None:
+        self._idle_since = time.monotonic()
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            sleeps_in_one = self._is_trainers and any(each.num_groups for each in self.generators.replicas.values())
+            if sleeps_in_one and time.monotonic() - self._idle_since > _IDLE_SECONDS:
+                self._idle_since = inf
+                self.interrupted.set()

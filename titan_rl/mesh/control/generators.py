@@ -17,7 +17,7 @@ from titan_rl.mesh.members.router import Replacements, Router
 from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.processes.background import BackgroundTasks
 from titan_rl.mesh.resources.devices import HELPER, Devices, EngineSeats
-from titan_rl.mesh.supervision.actor_process import ActorProcess
+from titan_rl.mesh.supervision.actor_process import ActorProcess, last_line
 from titan_rl.mesh.supervision.calls import call_each
 from titan_rl.mesh.supervision.standby import Standby
 from titan_rl.mesh.weights.channel_link import WeightLink
@@ -97,7 +97,7 @@ class Generators:
         self._seats = EngineSeats(None if table is None else table.engines())
         self._helper_seats = EngineSeats(None if table is None else table.engines(HELPER))
         parts = invariant_parts(config.titan, config.generator.tensor_parallel)
-        modes = config.algorithm.routing == "replay", parts
+        modes = config.algorithm.routing == "replay", parts, config.model.images
 
         def arguments(its_environment: dict[str, str], *, is_helper: bool) -> tuple[Any, ...]:
             settings = config.generator if devices is None else devices.of_engine(config.generator, is_helper=is_helper)
@@ -242,7 +242,20 @@ class Generators:
             replica.kill()
 
     async def _bring(self, number: int) -> None:
-        """A replica of that number, at the live version before it gets any work."""
+        """A replica of that number, at the live version before it gets any work; again after a trainer's repair that
+        has come between. Errors: those of a start while the trainer is whole."""
+        while True:
+            epoch = self.link.epoch
+            try:
+                return await self._bring_once(number)
+            except Exception as error:
+                if not self.link.is_broken and self.link.epoch == epoch:
+                    raise
+                self.log(f"generator {number} is started again after the trainer's repair: {last_line(error)}")
+            while self.link.is_broken:  # outside of the gate, which a repair may have to shut
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _bring_once(self, number: int) -> None:
         async with (self.helper_gate if number in self.helpers else self.startup_gate).inside():
             replica = await self._next_engine(number)
             try:

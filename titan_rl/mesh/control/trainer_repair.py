@@ -22,7 +22,7 @@ from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.members.trainers import Trainers
 from titan_rl.mesh.processes.background import BackgroundTasks
-from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess, last_line
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.supervision.run_files import collect
 from titan_rl.mesh.supervision.standby import Standby
@@ -82,11 +82,11 @@ class TrainerMesh:
         """Steps that the run counts as done: a repaired trainer never starts from a later one."""
         self._lock = asyncio.Lock()
         self._calls = BackgroundTasks()
-        self._num_repairs = self._num_repaired = 0
+        self._num_repairs = self.num_repaired = 0
         """Repairs since the last step, and in all."""
+        self._unrepaired: list[ActorProcess] = []
+        """The dead of a repair that has not come to its end: until then no rank may compute."""
         self._own: Batch | None = None
-        self._holds_gradients = False
-        """Whether an update is yet to come for them."""
         self._gradients_since = -1
         """The number of repairs before these gradients were made: one since, and they are gone."""
         self._raised: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class TrainerMesh:
 
     async def forward_backward(self, batch: Batch) -> StepMetrics | NonfiniteBatch:
         """Compute the gradients of one update, for a custom training loop; ``optim_step`` applies them."""
-        self._own, self._holds_gradients = batch, True
+        self._own = batch
         return await self.ask(self._gradients)
 
     async def optim_step(self, step: int) -> StepMetrics | NonfiniteBatch:
@@ -119,7 +119,7 @@ class TrainerMesh:
 
     async def _gradients(self) -> StepMetrics | NonfiniteBatch:
         metrics = await self.trainers.forward_backward(self._own_batch())
-        self._gradients_since = self._num_repaired
+        self._gradients_since = self.num_repaired
         return metrics
 
     def _own_batch(self) -> Batch:
@@ -127,11 +127,9 @@ class TrainerMesh:
         return self._own
 
     async def _update(self, step: int) -> StepMetrics | NonfiniteBatch:
-        if self._gradients_since != self._num_repaired:
+        if self._gradients_since != self.num_repaired:
             await self._gradients()
-        answer = await self.trainers.optim_step(self._own_batch().has_signal, step)
-        self._holds_gradients = False
-        return answer
+        return await self.trainers.optim_step(self._own_batch().has_signal, step)
 
     async def sft(self, batches: list[list[list]], on_step: OnLoss = ignore_loss) -> list[float]:
         """Run supervised steps; ``batches[i][group]`` are rows. Losses, one a batch, also told to ``on_step``, from the
@@ -204,7 +202,7 @@ class TrainerMesh:
         try:
             while True:
                 try:
-                    if not self.trainers.is_complete:
+                    if self._unrepaired or not self.trainers.is_complete:
                         await self._repair_in_turn(computes)
                     if computes:
                         await self.colocation.take()
@@ -215,14 +213,16 @@ class TrainerMesh:
                         self._note_raised(error)
                 except ActorFault:
                     raise
-                except Exception:  # while a rank is dead, it only tells how others noticed
+                except Exception as error:  # while a rank is dead, it only tells how others noticed
                     deaths = {rank.died for rank in self.trainers.ranks}
                     await asyncio.wait(deaths, timeout=_NEWS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                    if self.trainers.is_complete:
+                    if not self.trainers.is_complete:
+                        continue
+                    if not self._unrepaired or self._num_repairs >= _MAX_REPAIRS:
                         raise
+                    self.log(f"the repair of {_names(self._unrepaired)} failed and begins again: {last_line(error)}")
         finally:
-            if not self._holds_gradients:
-                self.colocation.release()
+            self.colocation.release()
             self._lock.release()
 
     def _note_raised(self, error: ActorDied) -> None:
@@ -241,15 +241,18 @@ class TrainerMesh:
             self.colocation.interrupted.set()
 
     async def _repair(self) -> None:
+        """All of it, or it is begun again with the next call: ranks that have joined have the weights of the file."""
         dead = self.trainers.dead
-        self._num_repairs, self._num_repaired = self._num_repairs + 1, self._num_repaired + 1
-        self._check_repairable(list(dead.values()))
-        died = min(process.died.result() for process in dead.values())
+        self._unrepaired += [process for process in dead.values() if process not in self._unrepaired]
+        self._num_repairs, self.num_repaired = self._num_repairs + 1, self.num_repaired + 1
+        self._check_repairable(self._unrepaired)
         step = await self._replace(dead)
         redone = await self._go_on_from(step)
-        seconds, who = time.monotonic() - died, ", ".join(process.name for process in dead.values())
+        repaired, self._unrepaired = self._unrepaired, []
+        seconds = time.monotonic() - min(process.died.result() for process in repaired)
+        who = _names(repaired)
         self.record_event("trainer_repaired", who=who, step=step, steps_redone=redone, seconds=seconds)
-        why = next(iter(dead.values())).why
+        why = repaired[0].why
         self.log(f"{who} {why}: replaced, and all ranks at step {self.step_done} again after {seconds:.1f} s")
 
     async def _go_on_from(self, step: int | None) -> int:
@@ -283,6 +286,10 @@ class TrainerMesh:
         if step is not None:
             await self.snapshots.restore(restorable, step)
         return step
+
+
+def _names(processes: list[ActorProcess]) -> str:
+    return ", ".join(dict.fromkeys(process.name for process in processes))
 
 
 async def _nothing() -> None:

@@ -297,7 +297,9 @@ class ActorProcesses:
         if self.are_stopping or process.is_stopping:
             self.record_event("stopped", name=process.name, pid=process.pid, **process.host.event_fields)
         else:
-            self.record_event("died", name=process.name, pid=process.pid, why=process.why, **process.host.event_fields)
+            known = {"known_by": process.why_hung} if process.why_hung else {}
+            fields = {"pid": process.pid, "why": process.why, **known, **process.host.event_fields}
+            self.record_event("died", name=process.name, **fields)
 
     def _on_host_start(self, host: Host) -> None:
         self.record_event("started", name=host.name, pid=host.pid)

@@ -72,6 +72,8 @@ class WeightLink:
         """The one that is live."""
         self.published: int | None = None
         """The one that the trainer's regions hold last."""
+        self._staged: set[int] = set()
+        """Versions that the trainer's regions hold or are about to: those of before a repair are gone."""
         self._on_host: set[int] = set()
         """Ranks that stage their weights in their host's memory, since some reader reaches nothing else."""
         self._over_rdma: set[int] = set()
@@ -79,6 +81,8 @@ class WeightLink:
         """Ranks that some reader reaches so."""
         self._sources: list[Place] = []
         """Of each rank of the policy."""
+        self._opened_by: list[ActorProcess] = []
+        """The trainer's ranks of this epoch."""
         self._connected: list[Replica] = []
         self._lock = asyncio.Lock()
         """Held while replicas are connected or take a version."""
@@ -116,6 +120,11 @@ class WeightLink:
         if (count := self.routes.num_hosts) > 1:
             self.transports += f", handed on between {count} hosts"
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether a repair of the trainer has not come to its end, so that there is no version to take."""
+        return any(rank.is_dead for rank in self._opened_by) or (self.version is not None and not self._staged)
+
     async def _call_all(self, processes: list[ActorProcess], request: RemoteCall[R]) -> list[R]:
         return await call_all(processes, request, seconds=self.seconds, what="connecting generators")
 
@@ -141,7 +150,8 @@ class WeightLink:
         return self.plan
 
     async def _open(self) -> None:
-        self.epoch += 1
+        self.epoch, self._staged = self.epoch + 1, set()
+        self._opened_by = list(self.trainers.ranks)
         opens = [(process, self._opening(rank)) for rank, process in enumerate(self.trainers.of_policy)]
         self.regions = await call_each(opens, seconds=self.seconds, what="opening the trainer's regions")
 
@@ -177,21 +187,29 @@ class WeightLink:
         return self._lock
 
     async def bring_up(self, replica: Replica) -> None:
-        """Connect a replica that came later, and have it use the version that is live. Nothing before ``connect``."""
+        """Connect a replica that came later, and have it use the version that is live. Nothing before ``connect``.
+
+        Errors: besides, RuntimeError while a repair of the trainer has not come to its end."""
         if self.plan is None:
             return
         async with self._lock:
             await self._connect(replica)
             if self.version is not None:
-                await self._fetch_and_apply(replica, self.version, self.routes.alone(replica, self.epoch))
+                await self._fetch_and_apply(replica, self._newest_there(), self.routes.alone(replica, self.epoch))
                 self.routes.hold([*self.routes.holders, replica])
             self._connected.append(replica)
+
+    def _newest_there(self) -> int:
+        """The live version, or behind a repair of the trainer, which has withdrawn it, the one that is to be."""
+        assert self.version is not None, "there is something to sample"
+        if self.is_broken:
+            raise RuntimeError("the trainer is being repaired, and no version is there")
+        return self.version if self.version in self._staged else max(self._staged)
 
     async def update(self, replica: Replica) -> EngineStatistics:
         """Have a connected replica that slept use the version that is live."""
         async with self._lock:
-            assert self.version is not None, "there is something to sample"
-            return await self._fetch_and_apply(replica, self.version, self.routes.alone(replica, self.epoch))
+            return await self._fetch_and_apply(replica, self._newest_there(), self.routes.alone(replica, self.epoch))
 
     # after the trainer was repaired (trainer_repair.Follower)
 
@@ -224,7 +242,7 @@ class WeightLink:
         ranks = self.trainers.of_policy
         with self._record.span("publish", *(rank.name for rank in ranks)):
             await call_all(ranks, TrainerEndpoints.stage(version, self.epoch), seconds=self.seconds, what=what)
-        self.published = version
+        self.published, self._staged = version, self._staged & {self.version} | {version}
 
     async def announce(
         self, version: int, healthy: Callable[[], list[Replica]], failed: Callable[[int, str], None]

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from titan_rl.config.load import ConfigError, read_resolved
 from titan_rl.config.model_directory.directory import read_object
 from titan_rl.config.sections.schema import Config
-from titan_rl.data.storage.files import is_full, replace_text
+from titan_rl.data.storage.files import is_full, replace_text, try_lock
 from titan_rl.records.run_directory.path_checks import check_own, check_place
 from titan_rl.records.steps.step_names import step_name, steps_of
 
@@ -54,6 +55,8 @@ class RunDir:
         self.model = root / "model"
         self.adapter = root / "adapter"
         """What was trained of it, as PEFT keeps it, if that were adapters."""
+        self.drafter = root / "drafter"
+        """The draft model that was trained beside it."""
         self.pass_rates = root / "pass_rates.jsonl"
         """What the samples of each class of prompts came to, for the curriculum."""
         self.left_out_rows = root / "left_out_rows.jsonl"
@@ -145,13 +148,8 @@ class RunDir:
 
     def is_in_use(self) -> bool:
         """Whether a process holds the lock."""
-        try:
-            with open(self.root / "lock") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
+        with suppress(OSError), open(self.root / "lock") as lock:
+            return not try_lock(lock.fileno(), fcntl.LOCK_SH)
         return False
 
 
@@ -228,6 +226,23 @@ def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
             f"nothing to resume: there is no run of this file in runs/{failed}; leave out --resume, or give --run.dir"
         )
     return existing_run_dir(begun[-1], write=True)
+
+
+def passed_over(run_dir: RunDir) -> str:
+    """Line about newer starts of a file than the run that is resumed, which came to no step; empty without any."""
+    stem = re.sub(f"-{_DATE}$", "", run_dir.root.name)
+    newer = [
+        root
+        for root in sorted(run_dir.root.parent.glob("*"))
+        if re.fullmatch(f"{re.escape(stem)}-{_DATE}", root.name) and root.name > run_dir.root.name
+    ]
+    unbegun = [root for root in newer if (root / "config.json").is_file() and not RunDir(root).has_begun()]
+    if not unbegun:
+        return ""
+    return (
+        f"going on with {run_dir.root}: newer starts came to no step ({len(unbegun)}, the last one {unbegun[-1]}); "
+        f"--run.dir chooses another"
+    )
 
 
 def package_versions() -> dict[str, str]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from titan_rl.config.io.bounded_files import RefusedFile
-from titan_rl.data.images import ImageProcessor
+from titan_rl.data.images import ImageProcessor, PlacedImage
 from titan_rl.data.storage.decoding import Penalties
 from titan_rl.data.storage.files import replacing, wanting
 from titan_rl.data.storage.routed_experts import ExpertShape, check_experts, is_recorded
@@ -230,6 +230,7 @@ def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[
         if not (rows := read_table(path, SCHEMA, prompt_id=prompt_id, sample=sample).to_pylist()):
             return None
         group, rollout = _empty_group(rows[0]), _rollout(rows[0])
+        rollout.images = rollout.images or _images_of(path, prompt_id)
         _check(rollout, None)
         group.rollouts.append(rollout)
         return group, rollout
@@ -237,6 +238,12 @@ def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[
         raise RolloutsError(str(error)) from None
     except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
         raise RolloutsError(f"{path} cannot be read: {' '.join(str(error).split())[:_SHOWN]}") from None
+
+
+def _images_of(path: Path, prompt_id: str) -> tuple[PlacedImage, ...]:
+    """Images of a prompt, which its first rollout has in the file. Errors: as ``read_table``; ValueError."""
+    rows = read_table(path, SCHEMA, ("prompt_id", "tokens", "images"), prompt_id=prompt_id)
+    return images_of(rows["images"][0].as_py(), len(rows["tokens"][0]))
 
 
 def _empty_group(row: dict[str, Any]) -> Group:

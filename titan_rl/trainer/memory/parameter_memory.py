@@ -1,4 +1,4 @@
-"""Memory of a rank's weights and moments under DTensor and FSDP2, and its relocation."""
+"""Memory of a rank's weights, moments and gradients under DTensor and FSDP2, and its relocation."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class TrainedTensor(ABC):
-    """Parameter of a rank, or a moment of one."""
+    """Parameter of a rank, or a moment or gradient of one."""
 
     optimizer: torch.optim.Optimizer
     parameter: torch.nn.Parameter
@@ -79,6 +79,27 @@ class _Moment(TrainedTensor):
             state[self.name] = memory
 
 
+@dataclass(frozen=True)
+class _Gradient(TrainedTensor):
+    """Gradient that an update is yet to come for."""
+
+    @property
+    def memory(self) -> torch.Tensor:
+        return _local(self._tensor)
+
+    def move(self, memory: torch.Tensor) -> None:
+        memory.copy_(self.memory)
+        if isinstance(self._tensor, DTensor):
+            set_local_memory(self._tensor, memory)
+        else:
+            self._tensor.data = memory
+
+    @property
+    def _tensor(self) -> torch.Tensor:
+        assert self.parameter.grad is not None
+        return self.parameter.grad
+
+
 def is_moment(tensor: TrainedTensor) -> bool:
     return isinstance(tensor, _Moment)
 
@@ -97,6 +118,17 @@ def trained_tensors(learner: "TrainerRank") -> list[TrainedTensor]:
             _Weight(optimizer, parameter, sharded.get(id(parameter))),
             *(_Moment(optimizer, parameter, name) for name in _MOMENTS),
         )
+    ]
+
+
+def gradients_of(learner: "TrainerRank") -> list[TrainedTensor]:
+    """Gradients with values on this rank, between backward and update."""
+    return [
+        _Gradient(optimizer, parameter)
+        for optimizer in learner.optimizers()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None and _local(parameter.grad).nbytes
     ]
 
 
