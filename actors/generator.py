@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from monarch.actor import Actor
 
+from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.types import Completion, EngineStatistics, Request
 from titan_rl.mesh.channel.plan import DRAFTER, Interner, Units
@@ -38,11 +39,13 @@ class Generator(Actor):
         sleeps: bool = False,
         records_routing: bool = False,
         invariant_parts: int = 0,
+        images: ImagesConfig | None = None,
     ):
         """``sleeps``: whether it gives up its memory at times; ``records_routing``: whether it may be asked which
-        experts tokens went through; ``invariant_parts``: not 0 if it computes as the trainer does, bit for bit."""
+        experts tokens went through; ``invariant_parts``: not 0 if it computes as the trainer does, bit for bit;
+        ``images``: limits of images, None: the model's own."""
         self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
-        self.modes = sleeps, records_routing, invariant_parts
+        self.modes = sleeps, records_routing, invariant_parts, images or ImagesConfig()
 
     @concurrent_endpoint
     async def prepare(self) -> None:

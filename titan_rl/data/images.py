@@ -18,7 +18,8 @@ import numpy as np
 
 from titan_rl.config.model_directory.config_checks import VISION
 from titan_rl.config.model_directory.directory import read_object
-from titan_rl.config.model_directory.vision_checks import read_image_form
+from titan_rl.config.model_directory.vision_checks import limited, read_image_form
+from titan_rl.config.sections.role_sections import ImagesConfig
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -181,17 +182,43 @@ def _on_white(image: "Image.Image") -> "Image.Image":
     return Image.alpha_composite(behind, shown).convert("RGB")
 
 
-def image_processor(path: str | Path) -> ImageProcessor | None:
-    """Of a model directory; None if the model sees no images, or is not there yet."""
+UNLIMITED = ImagesConfig()
+"""But by the model itself."""
+
+
+def image_processor(path: str | Path, images: ImagesConfig = UNLIMITED) -> ImageProcessor | None:
+    """Of a model directory, with a run's limits; None if the model sees no images, or is not there yet."""
+    config = _config(path)
+    if config.get("model_type") not in VISION:
+        return None
+    return image_processor_of(config, limited(read_image_form(Path(path)), images))
+
+
+def sees_images(path: str | Path) -> bool:
+    """Whether the model of a directory does."""
+    return _config(path).get("model_type") in VISION
+
+
+def _config(path: str | Path) -> dict[str, Any]:
     file = Path(path) / "config.json"
-    config = read_object(file) if file.is_file() else {}
-    return image_processor_of(config, read_image_form(Path(path))) if config.get("model_type") in VISION else None
+    return read_object(file) if file.is_file() else {}
 
 
 def image_processor_of(config: Mapping[str, Any], form: Mapping[str, Any]) -> ImageProcessor:
     """By config.json and preprocessor_config.json."""
     around = config["vision_start_token_id"], config["vision_end_token_id"]
     return ImageProcessor(form, config["image_token_id"], around)
+
+
+_LISTED = 8
+"""Images of a prompt whose sizes are written out."""
+
+
+def sizes_in_words(images: Sequence[PlacedImage]) -> str:
+    """Sizes of images as the model sees them, for people: ``32 x 24 pixels (12 tokens), ...``."""
+    sizes = [f"{i.pixels.shape[1]} x {i.pixels.shape[0]} pixels ({i.num_tokens} tokens)" for i in images[:_LISTED]]
+    more = [f"{len(images) - _LISTED} more"] if len(images) > _LISTED else []
+    return ", ".join(sizes + more)
 
 
 def question_key(text: str, images: Sequence[bytes]) -> str:

@@ -5,7 +5,7 @@ Answers are hostile: what would move a terminal's cursor, or worse, is shown by 
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -13,6 +13,7 @@ from rich.text import Text
 from titan_rl.config.io.printable import printable
 from titan_rl.config.io.terminal import Terminal
 from titan_rl.config.load import ConfigError
+from titan_rl.data.images import PlacedImage, sizes_in_words
 from titan_rl.data.types import Group, Rollout
 from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
 from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, recorded_steps
@@ -68,6 +69,10 @@ def as_plain(group: Group) -> dict:
     return {
         "prompt_id": group.prompt_id,
         "prompt": group.question,
+        "images": [
+            {"width": image.pixels.shape[1], "height": image.pixels.shape[0], "tokens": image.num_tokens}
+            for image in _images(group)
+        ],
         "expected": group.expected,
         "samples": [
             {
@@ -84,10 +89,17 @@ def as_plain(group: Group) -> dict:
     }
 
 
+def _images(group: Group) -> Sequence[PlacedImage]:
+    """Of the prompt, which all rollouts have."""
+    return group.rollouts[0].images if group.rollouts else ()
+
+
 def lines_of(group: Group) -> Iterator[Text]:
     """The prompt, then its answers, the best first; those that are alike once, with their number."""
     yield Text()
     yield Text.assemble((printable(group.prompt_id, _SHOWN), "bold cyan"), "  ", printable(group.question, _SHOWN))
+    if images := _images(group):
+        yield Text.assemble("  images    ", (sizes_in_words(images), "bold"))
     if group.expected:
         yield Text.assemble("  expected  ", (printable(group.expected, _SHOWN), "bold"))
     alike = Counter(_shown(rollout) for rollout in group.rollouts)

@@ -35,8 +35,9 @@ from titan_rl.compat.vllm.thinking import limit_thinking
 from titan_rl.compat.vllm.vision import register_without_torchvision
 from titan_rl.config.model_directory.directory import read_object, stop_token_ids, stored_tensors
 from titan_rl.config.model_directory.draft_heads import weights_of_head
+from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.config.sections.schema import GeneratorConfig
-from titan_rl.data.images import image_processor
+from titan_rl.data.images import UNLIMITED, image_processor
 from titan_rl.data.spans import Spans
 from titan_rl.data.storage.routed_experts import compact
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings, thinking_tags
@@ -112,14 +113,15 @@ class GenerationEngine:
         sleeps: bool = False,
         records_routing: bool = False,
         invariant_parts: int = 0,
+        images: ImagesConfig = UNLIMITED,
     ):
         """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet.
         ``devices``: as in ``engine_arguments``. ``sleeps``: whether ``sleep`` will be called.
-        ``records_routing``: whether requests may ask for routed experts. ``invariant_parts``: as there."""
+        ``records_routing``: whether requests may ask for routed experts. ``invariant_parts``, ``images``: as there."""
         tqdm.set_lock(threading.RLock())  # its own is a semaphore in /dev/shm, which a killed process leaves there
         vllm_backend.register()
         vllm_loader.register()
-        self._images = image_processor(model_path)
+        self._images = image_processor(model_path, images)
         most_tokens = 0 if self._images is None else min(self._images.most_tokens, max_model_len)
         register_without_torchvision(read_object(Path(model_path) / "config.json")["model_type"], most_tokens)
         self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file
@@ -127,7 +129,7 @@ class GenerationEngine:
         self.reader: WeightReader | None = None
         self.statistics, self._spans = EngineStatistics(), Spans()
         self._config, self._model_path = config, Path(model_path)
-        modes = sleeps, records_routing, invariant_parts
+        modes = sleeps, records_routing, invariant_parts, images
         self._arguments = engine_arguments(config, model_path, max_model_len, devices, *modes)
         self._devices, self._is_asleep, self._reads_text = devices, False, False
         self._awake_since = time.monotonic()

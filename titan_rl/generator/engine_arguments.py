@@ -12,8 +12,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from titan_rl.config.device_defaults import generator_on, step_tokens
+from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.config.sections.schema import GeneratorConfig
-from titan_rl.data.images import image_processor
+from titan_rl.data.images import UNLIMITED, image_processor, sees_images
 from titan_rl.generator import norms
 from titan_rl.generator.weights import vllm_backend, vllm_loader
 
@@ -31,13 +32,14 @@ def engine_arguments(
     sleeps: bool = False,
     records_routing: bool = False,
     invariant_parts: int = 0,
+    images: ImagesConfig = UNLIMITED,
 ) -> EngineArgs:
     """vLLM's settings. Log-probabilities are those of the distribution that is sampled from.
 
     ``devices``: of the engine's ranks, as they are numbered on this host; none on a CPU. ``sleeps``: whether it
     gives up its memory at times (sleeping.py). ``records_routing``: whether it is asked for routed experts.
     ``invariant_parts``: in how many parts it shares products, by the trainer's functions (batch_invariance.py); 0: by
-    vLLM's own.
+    vLLM's own. ``images``: limits of their pixels, for which vLLM makes room.
     """
     on_cpu = current_platform.is_cpu()
     config = generator_on(config, on_cpu=on_cpu)
@@ -55,7 +57,7 @@ def engine_arguments(
         max_num_seqs=config.max_num_seqs,
         enforce_eager=on_cpu or invariant_parts > 0,
         disable_log_stats=True,
-        skip_tokenizer_init=not _sees(model_path),  # vLLM makes a processor of images with it, which nobody uses
+        skip_tokenizer_init=not sees_images(model_path),  # vLLM makes a processor of images with it, which nobody uses
         trust_remote_code=False,
         logprobs_mode="processed_logprobs",
         # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler; routers
@@ -69,7 +71,7 @@ def engine_arguments(
         # which vLLM has for GPUs alone; there a running request's count of tokens would have drafts in it
         async_scheduling=False if on_cpu or config.speculative.method != "none" else None,
         **_speculation(config, model_path),
-        **_vision(model_path, on_cpu),
+        **_vision(model_path, images, on_cpu),
         **parallel,
         **_replaced(config, on_cpu, invariant_parts),
     )
@@ -88,16 +90,17 @@ def _replaced(config: GeneratorConfig, on_cpu: bool, invariant_parts: int) -> di
     return {"kernel_config": KernelConfig(ir_op_priority=by_ours)} | emulated
 
 
-def _sees(model_path: str | Path) -> bool:
-    return image_processor(model_path) is not None
-
-
-def _vision(model_path: str | Path, on_cpu: bool) -> dict[str, Any]:
+def _vision(model_path: str | Path, images: ImagesConfig, on_cpu: bool) -> dict[str, Any]:
     """Settings of a model that sees images; vLLM profiles with images of its own on a GPU, if it can make some."""
-    if not _sees(model_path):
+    if (processor := image_processor(model_path, images)) is None:
         return {}
     skips = on_cpu or find_spec("torchvision") is None
-    return dict(limit_mm_per_prompt={"image": 999, "video": 0}, mm_processor_cache_gb=0, skip_mm_profiling=skips)
+    return dict(
+        limit_mm_per_prompt={"image": 999, "video": 0},
+        mm_processor_kwargs=None if images == UNLIMITED else {"size": processor.form["size"]},
+        mm_processor_cache_gb=0,
+        skip_mm_profiling=skips,
+    )
 
 
 def _speculation(config: GeneratorConfig, model_path: str | Path) -> dict[str, Any]:

@@ -18,7 +18,8 @@ _VECTOR = 16
 
 def _has_kernel(x: torch.Tensor, weight: torch.Tensor | None, variance_size: int | None) -> bool:
     is_plain = variance_size is None and weight is not None and weight.dtype == x.dtype
-    return is_plain and not x.shape[-1] % _VECTOR
+    fits = weight is not None and weight.shape == x.shape[-1:] and weight.is_contiguous()
+    return is_plain and fits and not x.shape[-1] % _VECTOR
 
 
 def _norm_arguments_fit(

@@ -78,13 +78,15 @@ def sample_draft_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A draft model's tokens [B], each drawn by its request's generator, and the probabilities they had [B, V].
 
-    ``logits`` [B, V]. A request that is answered by the likeliest tokens is drafted so, too."""
+    ``logits`` [B, V]. A request that is answered by the likeliest tokens is drafted so, too. Where values are not
+    finite, any token is drafted, each as often: vLLM checks drafts by their probabilities, and answers stay exact."""
     if sampling_metadata.all_greedy:
         return logits.argmax(-1), logits  # whose probabilities nobody reads
     assert sampling_metadata.temperature is not None, "not all requests are greedy"
     temperature = sampling_metadata.temperature.unsqueeze(-1)
     is_greedy = temperature == 0
     probs = (logits / temperature.masked_fill(is_greedy, 1)).softmax(-1, dtype=torch.float32)
+    probs.masked_fill_(probs[:, :1].isnan(), 1 / probs.shape[-1])  # one value that is not finite makes all NaN
     noise = torch.empty_like(probs, dtype=torch.float64 if use_fp64_gumbel else probs.dtype).exponential_()
     for row, generator in sampling_metadata.generators.items():
         noise[row].exponential_(generator=generator)

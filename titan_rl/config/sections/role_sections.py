@@ -1,4 +1,4 @@
-"""Sections of a TOML about models: what of the policy is trained, and other models."""
+"""Sections of a TOML about models: what the policy reads, what of it is trained, and other models."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
@@ -8,6 +8,32 @@ from pydantic import Field
 from titan_rl.config.sections.kinds import Count, Whole
 
 Placement = Literal["with_trainer", "own"]
+
+
+@dataclass(kw_only=True)
+class ChatTemplateConfig:
+    """``[model.chat_template]``: for prompts, worked examples, rows of data, evaluation and agents alike."""
+
+    file: str = ""
+    """A Jinja file in the place of the model's own template; a relative path is looked for in the folders of
+    run.plugin_path."""
+    text: str = ""
+    """The template itself: what ``file`` held, in a run's record."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The template's own options: ``{ enable_thinking = false }``; a row's ``chat_template_kwargs`` count before
+    them."""
+    date: str = "2026-01-01"
+    """What a template that writes the date is told, so that a run's prompts do not follow the clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesConfig:
+    """``[model.images]``: limits between which images are resized, in training, evaluation and engines alike."""
+
+    min_pixels: Whole = 0
+    """Pixels of an image at least: a smaller one is enlarged; 0: as the model's preprocessor_config.json has it."""
+    max_pixels: Whole = 0
+    """Pixels of an image at most: a larger one is made smaller; 0: as there."""
 
 
 @dataclass(kw_only=True)

@@ -25,8 +25,10 @@ from titan_rl.config.sections.kinds import (
 from titan_rl.config.sections.placement import PlacementConfig
 from titan_rl.config.sections.precision import uses_fp8
 from titan_rl.config.sections.role_sections import (
+    ChatTemplateConfig,
     CriticConfig,
     DrafterConfig,
+    ImagesConfig,
     ImplicitRewardConfig,
     LoraConfig,
     ReferenceConfig,
@@ -58,22 +60,6 @@ class RunConfig:
     """Folders where ``pkg.module:name`` and data files are looked for; empty: the TOML's folder and the current one."""
 
 
-@dataclass(kw_only=True)
-class ChatTemplateConfig:
-    """``[model.chat_template]``: for prompts, worked examples, rows of data, evaluation and agents alike."""
-
-    file: str = ""
-    """A Jinja file in the place of the model's own template; a relative path is looked for in the folders of
-    run.plugin_path."""
-    text: str = ""
-    """The template itself: what ``file`` held, in a run's record."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """The template's own options: ``{ enable_thinking = false }``; a row's ``chat_template_kwargs`` count before
-    them."""
-    date: str = "2026-01-01"
-    """What a template that writes the date is told, so that a run's prompts do not follow the clock."""
-
-
 MADE_MODELS = ("tiny", "tiny-vision")
 """Values of ``model.path`` whose model a run makes itself (models/builtin/made.py)."""
 
@@ -89,6 +75,8 @@ class ModelConfig:
     """``pkg.module:name`` of a family of your own (models/families/registry.py); empty: by config.json's type."""
     chat_template: ChatTemplateConfig = field(default_factory=ChatTemplateConfig)
     """What writes out messages, wherever the run does."""
+    images: ImagesConfig = field(default_factory=ImagesConfig)
+    """How large images are shown."""
 
 
 TASKS_OF_FILES = ("jsonl", "code", "math", "search", "swe", "nemo_gym", *PRESETS)

@@ -37,7 +37,12 @@ from titan_rl.controller.preflight.engine_checks import (
 )
 from titan_rl.controller.preflight.host_checks import check_hosts
 from titan_rl.controller.preflight.ineffective_settings import check_read
-from titan_rl.controller.preflight.role_checks import check_draft_model, check_reward_model, check_roles
+from titan_rl.controller.preflight.role_checks import (
+    check_draft_model,
+    check_image_limits,
+    check_reward_model,
+    check_roles,
+)
 from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.storage.shards import StoreError
 from titan_rl.data.text.checks import TextUse, check_model_text
@@ -290,6 +295,7 @@ def check_model(config: Config, family: Family | None = None) -> None:
     hf = config_of(path) if path in MADE_MODELS else _check_directory(path, family)
     titan = build_titan(config)
     check_products(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
+    check_image_limits(config, titan, hf)
     check_laid_out(config, titan, hf, family, on_cpu=on_cpu)
 
 

@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizerBase
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
-from titan_rl.config.sections.schema import MADE, MADE_MODELS, MIXTURE, ChatTemplateConfig, Config
+from titan_rl.config.sections.role_sections import ChatTemplateConfig
+from titan_rl.config.sections.schema import MADE, MADE_MODELS, MIXTURE, Config
 from titan_rl.config.sections.suites import have_chats
 from titan_rl.data.rows.datasets import Dataset, FileRows, check_format, make_dataset, read_files, store_rows
 from titan_rl.data.rows.examples import Example

@@ -1,9 +1,9 @@
 """What engines cannot do, or the trainer cannot follow: checked before any process starts."""
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from math import ceil
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig
@@ -11,7 +11,6 @@ from transformers import PreTrainedConfig
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.device_defaults import generator_on, step_tokens
 from titan_rl.config.load import ConfigError
-from titan_rl.config.model_directory.directory import stored_tensors
 from titan_rl.config.sections.precision import layers_without_fp8
 from titan_rl.config.sections.schema import Config, GeneratorConfig, RolloutConfig
 from titan_rl.config.sections.suites import SuiteConfig
@@ -29,7 +28,8 @@ from titan_rl.environments.rollout.suites import Suite
 from titan_rl.models.batch_invariance import why_not_invariant
 from titan_rl.models.families.registry import Family
 from titan_rl.models.layers.rope import num_positions
-from titan_rl.models.spec import model_config
+from titan_rl.models.spec import model_config, spec_of
+from titan_rl.models.weights.prediction_layers import check_prediction_layers
 from titan_rl.trainer.titan_config import TitanConfig
 
 _BLOCK_TOKENS = 16
@@ -279,7 +279,7 @@ def _check_speculation(config: Config, hf: PreTrainedConfig) -> None:
             f"drafter.path if it is to learn beside the policy"
         )
     if settings.method == "mtp":
-        _check_prediction_layers(setting, config.model.path, hf)
+        _check_prediction_layers(setting, config, hf)
     if settings.prompt_lookup_min > settings.prompt_lookup_max:
         raise ConfigError(
             f"generator.speculative.prompt_lookup_min = {settings.prompt_lookup_min} is more than prompt_lookup_max = "
@@ -298,25 +298,33 @@ def _check_speculation(config: Config, hf: PreTrainedConfig) -> None:
         raise ConfigError(_without_drafts(config, budget.setting, budget.tokens))
 
 
-def _check_prediction_layers(setting: str, path: str, hf: PreTrainedConfig) -> None:
+def _check_prediction_layers(setting: str, config: Config, hf: PreTrainedConfig) -> None:
     """Errors: ConfigError for a policy without layers for multi-token prediction that engines here draft by."""
     if hf.model_type not in _WITH_PREDICTION_LAYERS:
         raise ConfigError(
             f"{setting}: engines draft by the own layers of {', '.join(_WITH_PREDICTION_LAYERS)} alone, and the policy "
             f"is of model type {hf.model_type!r}; take another method"
         )
-    count, first = getattr(hf, "num_nextn_predict_layers", None) or 0, hf.num_hidden_layers
-    stored: Iterable[str] | None = None
-    with suppress(ValueError):  # a plan may have the shape of a model alone
-        stored = stored_tensors(path)
-    layers = [f"model.layers.{first + number}." for number in range(count)]
-    if stored is not None:
-        layers = [layer for layer in layers if any(name.startswith(layer) for name in stored)]
-    if not layers or len(layers) < count:
+    count, drafted = getattr(hf, "num_nextn_predict_layers", None), config.generator.speculative.num_speculative_tokens
+    if type(count) is not int or count < 1:
         raise ConfigError(
-            f"{setting}: {path} has {len(layers)} layers for multi-token prediction (model.layers.{first} and on), and "
-            f"num_nextn_predict_layers = {count} in config.json; take another method, or the base model's directory"
+            f"{setting}: num_nextn_predict_layers = {count!r} in config.json is no number of layers for multi-token "
+            f"prediction; take another method, or the base model's directory"
         )
+    if drafted % count:
+        raise ConfigError(
+            f"generator.speculative.num_speculative_tokens = {drafted}: the policy drafts by {count} layers in turn "
+            f"(num_nextn_predict_layers); give a multiple of {count}"
+        )
+    if not Path(config.model.path).is_dir():  # a plan may have the shape of a model alone
+        return
+    try:
+        check_prediction_layers(spec_of(hf, ""), config.model.path)
+    except ValueError as error:
+        raise ConfigError(
+            f"{setting}, model.path = {config.model.path!r}: its layers for multi-token prediction: {error}; take "
+            f"another method, or the base model's directory"
+        ) from None
 
 
 def _check_drafts(config: Config, section: str, settings: RolloutConfig | SuiteConfig) -> None:

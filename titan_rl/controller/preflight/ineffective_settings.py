@@ -17,8 +17,9 @@ from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
 from titan_rl.config.errors import raise_findings
 from titan_rl.config.load import as_dict
 from titan_rl.config.mixture import all_tasks, names_of
-from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config
+from titan_rl.config.sections.schema import JUDGE, MADE, MADE_MODELS, OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.config.sections.suites import have_chats
+from titan_rl.data.images import sees_images
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.trainer.roles.names import FROZEN, LEARNED, MAY_BE_OWN, learned_roles
 from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan
@@ -54,6 +55,7 @@ def _sampled(mend: str = "leave it out") -> Rule:
     return _unless(lambda run: not run.on_data, f"a run on data.file samples no answers; {mend}")
 
 
+_, _TINY_VISION = MADE_MODELS
 _HAS_GENERATORS = _unless(
     lambda run: run.config.has_generators, "a run on data.file samples no answers without eval.suites; leave it out"
 )
@@ -143,6 +145,12 @@ def _discount(run: Run) -> str:
     return _ONE_ANSWER if is_of_turns and run.task.has_one_answer else ""
 
 
+def _images(run: Run) -> str:
+    path = run.config.model.path
+    sees = path == _TINY_VISION or path not in MADE_MODELS and sees_images(path)
+    return "" if sees else f"model.path = {path!r} sees no images; leave it out"
+
+
 _HAS_CHATS = _unless(
     _writes_chats,
     "task.style = 'compact' writes prompts without a chat template; leave it out, or set task.style = 'chat'",
@@ -201,6 +209,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "task.scoring": (_sampled(),),
     "task.keep_special": (_HAS_GENERATORS,),
     **{f"model.chat_template.{key}": (_HAS_CHATS,) for key in ("text", "options", "date")},
+    **{f"model.images.{key}": (_images,) for key in ("min_pixels", "max_pixels")},
     "algorithm.aggregation": (_aggregation,),
     "algorithm.updates_per_batch": (_sampled("set data.examples_per_step lower"),),
     "algorithm.train_truncated": (_sampled(),),

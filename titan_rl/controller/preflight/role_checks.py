@@ -1,4 +1,7 @@
-"""Whether the roles beside the policy are as the algorithm needs them: checked before any process starts."""
+"""Whether the roles beside the policy are as the algorithm needs them: checked before any process starts.
+
+Limits of images are checked here, too, by which policy and roles see them.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +16,11 @@ from titan_rl.config.model_directory.config_checks import VISION
 from titan_rl.config.model_directory.directory import read_object, stored_tensors
 from titan_rl.config.model_directory.draft_heads import EMBEDDING, POLICIES, layers_read
 from titan_rl.config.model_directory.tokenizer_checks import vocabulary
+from titan_rl.config.model_directory.vision_checks import check_limits
 from titan_rl.config.sections.schema import MADE_MODELS, Config
 from titan_rl.controller.preflight.device import is_on_cpu
 from titan_rl.controller.preflight.engine_checks import check_generator_layout
-from titan_rl.data.images import image_processor
+from titan_rl.data.images import UNLIMITED, image_processor
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.rollout.decoding import PENALTIES, changed
 from titan_rl.models.builtin.made import config_of, image_processor_at, made_tokenizer
@@ -222,6 +226,21 @@ def _check_groups(config: Config, role: str, titan: TitanConfig, family: Family 
     spec = model_spec(path, family) if path else spec_of(config_of(config.model.path, family), "", family)
     spec = value_spec(spec) if role == "critic" else spec
     check_patterns(groups, parameter_names(spec), section=f"{role}.optimizer")
+
+
+def check_image_limits(config: Config, titan: TitanConfig, hf: PreTrainedConfig) -> None:
+    """Errors: ConfigError for limits that the model's images cannot have, or that leave no room for an answer."""
+    if config.model.images == UNLIMITED:
+        return
+    try:
+        processor = image_processor_at(config.model.path)
+    except ValueError as error:
+        raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
+    if processor is not None:
+        seq_len, positions = titan.training.seq_len, num_positions(hf)
+        reason = f"training.seq_len = {seq_len}" if seq_len <= positions else f"a model of {positions} positions"
+        room = min(seq_len, positions) - config.rollout.max_new_tokens - len(processor.around)
+        check_limits(config.model.images, processor.form, room, reason)
 
 
 def _check_words(words: int, policy: PreTrainedConfig) -> None:

@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from titan_rl.config.model_directory.vision_checks import limited
+from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.config.sections.schema import MADE_MODELS
-from titan_rl.data.images import ImageProcessor, image_processor, image_processor_of
+from titan_rl.data.images import UNLIMITED, ImageProcessor, image_processor, image_processor_of
 from titan_rl.data.text.tokenizer import TextSettings, set_text
 from titan_rl.models.builtin.tiny import make_tiny, tiny_config
 from titan_rl.models.builtin.tiny_vision import IMAGE_FORM, make_tiny_vision, tiny_vision_config, vision_tokenizer
@@ -27,17 +29,20 @@ def config_of(path: str, family: Family | None = None) -> "PreTrainedConfig":
     return with_text_sizes(tiny_vision_config()) if path == VISION else tiny_config()
 
 
-def image_processor_at(path: str) -> ImageProcessor | None:
-    """Image processor of ``model.path``; None of a model that sees no images."""
+def image_processor_at(path: str, images: ImagesConfig = UNLIMITED) -> ImageProcessor | None:
+    """Image processor of ``model.path``, with a run's limits; None of a model that sees no images."""
     if path not in MADE_MODELS:
-        return image_processor(path)
-    return image_processor_of(tiny_vision_config().to_dict(), IMAGE_FORM) if path == VISION else None
+        return image_processor(path, images)
+    if path != VISION:
+        return None
+    return image_processor_of(tiny_vision_config().to_dict(), limited(IMAGE_FORM, images))
 
 
 def made_tokenizer(name: str, settings: TextSettings | None = None) -> "PreTrainedTokenizerFast":
     """Tokenizer with the run's text settings."""
     tokenizer = vision_tokenizer() if name == VISION else character_tokenizer()
-    set_text(tokenizer, replace(settings or TextSettings(), images=image_processor_at(name)))
+    settings = settings or TextSettings()
+    set_text(tokenizer, replace(settings, images=image_processor_at(name, settings.limits)))
     return tokenizer
 
 

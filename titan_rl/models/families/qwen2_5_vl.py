@@ -41,12 +41,14 @@ class VisionTower(Module):
     class Config(Module.Config):
         hf: PreTrainedConfig
         """``vision_config`` of config.json."""
+        is_trained: bool = True
+        """False below adapters, which the language model alone has."""
 
     def __init__(self, config: Config):
         from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
         super().__init__()
-        self.tower = Qwen2_5_VisionTransformerPretrainedModel(config.hf)
+        self.tower = Qwen2_5_VisionTransformerPretrainedModel(config.hf).requires_grad_(config.is_trained)
 
     def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
         """Frequencies of the rotary embedding."""
@@ -61,9 +63,10 @@ class VisionTower(Module):
 
 
 def recompute_tower(model: torch.nn.Module) -> None:
-    """Checkpoint the activations of a model's tower, if it has one; TorchTitan does it of the decoder's layers."""
+    """Checkpoint the activations of a model's tower, if it has one that learns; TorchTitan does it of the decoder's
+    layers."""
     for module in model.modules():
-        if isinstance(module, VisionTower):
+        if isinstance(module, VisionTower) and next(module.parameters()).requires_grad:
             module.tower.gradient_checkpointing_enable({"use_reentrant": False})
 
 

@@ -42,6 +42,8 @@ REQUIRED: Mapping[str, object] = {
     "decoder_sparse_step": 1,
 }
 """The values that ``decoder_config`` needs in config.json; a key that is left out there is fine."""
+UNTIED: Mapping[str, object] = {"tie_word_embeddings": False}
+"""Where vLLM's model has an output head of its own, which a tied model's weights would leave unfilled."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,17 @@ _qwen3_config = partial(
 
 FAMILIES = {
     "deepseek_v3": Family(
-        deepseek_v3.deepseek_v3_config, parallelize_deepseekv3, DeepSeekV3Names, required=deepseek_v3.REQUIRED
+        deepseek_v3.deepseek_v3_config,
+        parallelize_deepseekv3,
+        DeepSeekV3Names,
+        required={**deepseek_v3.REQUIRED, **UNTIED},
     ),
     "gemma3_text": Family(gemma3.gemma3_config, parallelize_qwen3, Gemma3Names, required=gemma3.REQUIRED),
     "glm4": Family(glm4.glm4_config, parallelize_llama, Glm4Names, required=glm4.REQUIRED),
-    "glm4_moe": Family(partial(glm4.glm4_moe_config, model=PackedQwen3), parallelize_qwen3, required=glm4.REQUIRED),
-    "gpt_oss": Family(gpt_oss.gpt_oss_config, parallelize_qwen3, GptOssNames, required=gpt_oss.REQUIRED),
+    "glm4_moe": Family(
+        partial(glm4.glm4_moe_config, model=PackedQwen3), parallelize_qwen3, required={**glm4.REQUIRED, **UNTIED}
+    ),
+    "gpt_oss": Family(gpt_oss.gpt_oss_config, parallelize_qwen3, GptOssNames, required={**gpt_oss.REQUIRED, **UNTIED}),
     "llama": Family(_llama_config, parallelize_llama),
     "mistral": Family(_llama_config, parallelize_llama),
     "olmo2": Family(olmo2.olmo2_config, parallelize_qwen3, Olmo2Names),
@@ -110,9 +117,9 @@ FAMILIES = {
     ),
     "qwen2_5_vl": Family(qwen2_5_vl.qwen2_5_vl_config, parallelize_llama, qwen2_5_vl.Qwen25VLNames),
     "qwen3": Family(_qwen3_config, parallelize_qwen3),
-    **dict.fromkeys(
-        ("qwen3_5_text", "qwen3_next"),
-        Family(qwen3_5.qwen3_5_config, parallelize_qwen3, Qwen35Names, required=qwen3_5.REQUIRED),
+    "qwen3_5_text": Family(qwen3_5.qwen3_5_config, parallelize_qwen3, Qwen35Names, required=qwen3_5.REQUIRED),
+    "qwen3_next": Family(
+        qwen3_5.qwen3_5_config, parallelize_qwen3, Qwen35Names, required={**qwen3_5.REQUIRED, **UNTIED}
     ),
     "qwen3_moe": Family(partial(_qwen3_config, block=ExpertBlock, moe=moe_config), parallelize_qwen3),
 }

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from safetensors import safe_open
 from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.config.io.bounded_files import read_json
-from titan_rl.config.model_directory.directory import belonging_files, read_object, stored_tensors, weight_files
+from titan_rl.config.model_directory.directory import belonging_files, stored_tensors, weight_files
 from titan_rl.config.model_directory.safetensors_files import StoredTensor
 from titan_rl.config.model_directory.weight_checks import check_names
 from titan_rl.data.storage.files import sampled_checksum, wanting
+from titan_rl.models.weights.prediction_layers import COUNTS, is_prediction_layer, numbers_of
 from titan_rl.models.weights.quantized_files import Quantizer, is_linear
 from titan_rl.models.weights.shards import Shard, decoder_of, expected_shapes
 
@@ -27,8 +27,6 @@ MOST_AS_TRAINED = 2_000_000_000
 """Parameters of the largest model that ``auto`` writes in float32, in which it is trained: 8 GB."""
 
 
-_PREDICTION_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")
-"""Keys of config.json for the number of layers for multi-token prediction."""
 _ALWAYS_FLOAT32 = ".e_score_correction_bias"
 """End of the name of a router's bias, which transformers and vLLM hold in float32, whatever the weights are in."""
 
@@ -44,29 +42,12 @@ def check_weights(spec: ModelSpec, path: str | Path) -> None:
 
 def model_tensors(spec: ModelSpec, path: str | Path) -> dict[str, StoredTensor]:
     """Tensors of a directory without what its family ignores, and without layers for multi-token prediction."""
-    ignored = *_prediction_prefixes(spec, path), *getattr(spec.state_dict_adapter, "ignored", ())
-    return {name: tensor for name, tensor in stored_tensors(path).items() if not name.startswith(ignored)}
-
-
-def _prediction_prefixes(spec: ModelSpec, path: str | Path) -> tuple[str, ...]:
-    """Name prefixes of layers for multi-token prediction.
-
-    They stand behind the model's own; transformers ignores them, vLLM may draft by them."""
-    config, first = read_object(Path(path) / "config.json"), len(decoder_of(spec).layers)
-    count = next((config[key] for key in _PREDICTION_COUNTS if key in config), None)
-    return "mtp.", *(f"model.layers.{first + number}." for number in range(count if type(count) is int else 0))
-
-
-def prediction_layers(spec: ModelSpec, path: str | Path) -> dict[str, torch.Tensor]:
-    """A directory's layers for multi-token prediction, as they are: they are not trained, and written again."""
-    prefixes, by_file, layers = _prediction_prefixes(spec, path), defaultdict(list), {}
-    for name, stored in stored_tensors(path).items():
-        if name.startswith(prefixes):
-            by_file[stored.file].append(name)
-    for file, names in by_file.items():
-        with safe_open(file, "pt") as tensors:
-            layers |= {name: tensors.get_tensor(name) for name in names}
-    return layers
+    ignored, further = tuple(getattr(spec.state_dict_adapter, "ignored", ())), numbers_of(spec, path)
+    return {
+        name: tensor
+        for name, tensor in stored_tensors(path).items()
+        if not (name.startswith(ignored) or is_prediction_layer(name, further))
+    }
 
 
 def base_digest(path: str | Path) -> str:
@@ -180,7 +161,7 @@ def save_hf(
         _write_dtype(out / "config.json", weights)
         if quantizer is not None:
             config = read_json(out / "config.json") | {"quantization_config": quantizer.config}
-            config |= {key: 0 for key in _PREDICTION_COUNTS if key in config}  # those layers are not written in FP8
+            config |= {key: 0 for key in COUNTS if key in config}  # those layers are not written in FP8
             (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_torch_state_dict(tensors, out, metadata={"format": "pt"})
 

@@ -5,7 +5,7 @@ rank] alone are trained.
 
 TorchTitan's converter makes the adapted layers and freezes all else; here are the names, and the checks that it leaves
 out. Targets have Hugging Face's names, as PEFT's ``target_modules`` have. Without adapters stay experts, which are no
-linear layers, routers, embeddings, and the output head.
+linear layers, routers, embeddings, the output head, and vision towers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -83,7 +83,10 @@ def with_adapters(spec: ModelSpec, lora: LoraConfig) -> ModelSpec:
     linears = linear_layers(spec)
     fields = sorted({_config_name(linears[name]) for name in targets_of(spec, lora)})
     converter = LoRAConverter(LoRAConverter.Config(rank=lora.rank, alpha=lora.alpha, target_modules=fields))
-    return replace(spec, model=converter.convert(spec.model))
+    model = converter.convert(spec.model)
+    if (tower := getattr(model, "visual", None)) is not None:
+        tower.is_trained = False  # it is transformers', whose parameters TorchTitan's converter does not reach
+    return replace(spec, model=model)
 
 
 def adapted_modules(model_parts: Sequence[nn.Module]) -> Iterator[AdaptedLayer]:

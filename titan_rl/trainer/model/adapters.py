@@ -20,7 +20,7 @@ from titan_rl.config.sections.schema import LoraConfig
 from titan_rl.data.seeds import named_seed
 from titan_rl.models.weights.hf_weights import base_digest, gather_whole, slices
 from titan_rl.models.weights.lora import adapter_disabled
-from titan_rl.models.weights.peft_files import load_adapter, save_adapter
+from titan_rl.models.weights.peft_files import form_of, load_adapter, save_adapter
 from titan_rl.models.weights.shards import LowRank, Shard, local_shards
 from titan_rl.trainer.distributed.ranks import gathered
 
@@ -40,6 +40,8 @@ class Adapters:
         self.base = base_digest(path)
         """Digest of the base weights."""
         self.lora, self.model_parts, self.device = lora, model_parts, device
+        self.form = form_of(spec.name)
+        """Of the adapter's files."""
         self.shards = local_shards(spec, model_parts, adapters=True)
         self._b = {shard.name.removesuffix(_B): shard for shard in self.shards if shard.name.endswith(_B)}
         self._a = _Whole([shard for shard in self.shards if shard.name.endswith(_A)], {f"{n}{_A}" for n in self._b})
@@ -51,7 +53,7 @@ class Adapters:
         B is zero; A is drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)), seeded by its name, so that all layouts start
         equal."""
         if self.lora.adapter:
-            load_adapter(self.shards, self.lora.adapter)
+            load_adapter(self.shards, self.lora.adapter, self.form)
         for shard in self.shards if not self.lora.adapter else ():
             if shard.name.endswith(_B):
                 shard.tensor.zero_()
@@ -91,7 +93,7 @@ class Adapters:
         everything = gather_whole(self.shards, dtypes, self.device)
         tensors = {name: tensor for name, tensor in everything if tensor is not None}
         if not dist.get_rank():
-            save_adapter(tensors, self.lora, base, out)
+            save_adapter(tensors, self.lora, base, out, self.form)
 
 
 class _Whole:

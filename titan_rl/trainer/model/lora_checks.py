@@ -8,12 +8,11 @@ from torchtitan.protocols.model_spec import ModelSpec
 from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.model_directory.config_checks import VISION
 from titan_rl.config.sections.schema import Config
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import spec_of
 from titan_rl.models.weights.lora import targets_of
-from titan_rl.models.weights.peft_files import check_adapter
+from titan_rl.models.weights.peft_files import check_adapter, form_of
 from titan_rl.models.weights.shards import is_adapter, local_shards
 from titan_rl.trainer.model.layout import stage_modules
 from titan_rl.trainer.titan_config import TitanConfig
@@ -27,8 +26,6 @@ def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family:
             f"lora.rank = {config.lora.rank} and float8.recipe_name = {titan.float8.recipe_name!r}: adapters are not "
             f"trained on layers in FP8; leave one of them out"
         )
-    if hf.model_type in VISION:
-        raise ConfigError(f"lora.rank = {config.lora.rank}: models that see images are trained whole; leave it out")
     try:
         targets = targets_of(spec_of(hf, "", family), config.lora)
     except ValueError as error:
@@ -40,7 +37,7 @@ def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family:
     _check_stages(titan, names, hf.num_hidden_layers)
     if config.lora.adapter:
         try:
-            check_adapter(Path(config.lora.adapter), config.lora, targets, shapes)
+            check_adapter(Path(config.lora.adapter), config.lora, targets, shapes, form_of(hf.model_type))
         except ValueError as error:
             raise ConfigError(f"lora.adapter = {config.lora.adapter!r}: {error}") from None
 

@@ -23,10 +23,12 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.config.model_directory.chat_template import write_template
+from titan_rl.config.model_directory.vision_checks import write_limits
 from titan_rl.config.sections.precision import invariant_parts
+from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.config.sections.schema import Config, LoraConfig
 from titan_rl.data.batches.packing import fit_rows
-from titan_rl.data.images import PlacedImage, image_processor
+from titan_rl.data.images import UNLIMITED, PlacedImage, image_processor
 from titan_rl.data.types import Row
 from titan_rl.models.batch_invariance import convert_to_batch_invariant
 from titan_rl.models.context_parallel import ContextParallel
@@ -39,7 +41,8 @@ from titan_rl.models.layers.moe import RoutedPlan
 from titan_rl.models.layers.penalties import logit_penalties
 from titan_rl.models.spec import model_spec
 from titan_rl.models.value_head import has_value_head, load_value_model, save_value_model, value_spec
-from titan_rl.models.weights.hf_weights import export_dtypes, load_hf, prediction_layers, save_hf
+from titan_rl.models.weights.hf_weights import export_dtypes, load_hf, save_hf
+from titan_rl.models.weights.prediction_layers import read_prediction_layers
 from titan_rl.models.weights.quantized_files import Quantizer
 from titan_rl.models.weights.shards import Shard, decoder_of, local_shards
 from titan_rl.trainer.distributed.ranks import context_parallel
@@ -99,12 +102,14 @@ class ShardedModel:
         temperature: float,
         kernel: Kernel,
         chat_template: str = "",
+        images: ImagesConfig = UNLIMITED,
         replays_routing: bool = False,
         parts: int = 0,
     ):
         """``path``: directory of the weights. ``temperature``: of the log-probabilities. ``chat_template``: what is
-        saved in the place of the directory's own; empty: that one. ``replays_routing``: tokens go through the experts
-        that rows have for them. ``parts``: of a product that ranks share, in batch-invariant layers; 0: plain ones."""
+        saved in the place of the directory's own; empty: that one. ``images``: limits of their pixels, saved, too.
+        ``replays_routing``: tokens go through the experts that rows have for them. ``parts``: of a product that ranks
+        share, in batch-invariant layers; 0: plain ones."""
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
         self.temperature, self.chat_template, self.replays_routing = temperature, chat_template, replays_routing
         self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
@@ -118,7 +123,7 @@ class ShardedModel:
             UnshardedModel(spec, titan, parallel_dims, self.parts[0]) if can_be_unsharded(titan, device.type) else None
         )
         self.context = context_parallel(parallel_dims)
-        self.image_processor = image_processor(path)
+        self.images, self.image_processor = images, image_processor(path, images)
         self.tables: dict[str, torch.Tensor] = {}
         """Tensors of the directory that are saved as they are."""
         self._routing_counts = torch.zeros(2, dtype=torch.int64, device=device)
@@ -348,10 +353,12 @@ class ShardedModel:
             save_value_model(*what)
         else:
             is_whole = quantizer is None and not dist.get_rank()  # in FP8 all linear layers would be taken for such
-            further = prediction_layers(self.spec, self.path) if is_whole else {}
+            further = read_prediction_layers(self.spec, self.path) if is_whole else {}
             save_hf(*what, quantizer, further | self.tables)
         if self.chat_template and not dist.get_rank():
             write_template(Path(out), self.chat_template)
+        if self.image_processor is not None and not dist.get_rank():
+            write_limits(Path(out), self.images)
 
 
 def make_sharded(
@@ -372,6 +379,7 @@ def make_sharded(
         temperature=config.rollout.temperature,
         kernel=config.model.kernel,
         chat_template=config.model.chat_template.text,
+        images=config.model.images,
         replays_routing=replays_routing,
         parts=invariant_parts(titan.as_dict(), config.generator.tensor_parallel),
     )

@@ -181,7 +181,7 @@ class AdapterBank:
         Errors: ValueError for NaN or infinities."""
         read_header(folder / WEIGHTS)  # a directory may be anybody's
         self._open(name)
-        load_adapter(self._adapters.shards, folder)
+        load_adapter(self._adapters.shards, folder, self._adapters.form)
         self._adapters.refresh()
 
     def _open(self, name: str) -> None:

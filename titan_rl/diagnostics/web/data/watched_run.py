@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from titan_rl.config.io.bounded_files import TOKENIZER_BYTES, RefusedFile, check_file, read_json
 from titan_rl.config.load import ConfigError
+from titan_rl.data.images import PlacedImage
 from titan_rl.data.types import Group
 from titan_rl.diagnostics.web.data.evaluations import Evaluations
 from titan_rl.diagnostics.web.data.index import RolloutIndex
@@ -20,7 +21,7 @@ from titan_rl.records.evaluations.reading import is_evaluation, is_name
 from titan_rl.records.metrics import MetricsReader
 from titan_rl.records.run_directory.path_checks import check_place
 from titan_rl.records.run_directory.rundir import RunDir, existing_run_dir
-from titan_rl.records.steps.rollouts import read_rollout
+from titan_rl.records.steps.rollouts import RolloutsError, read_rollout
 from titan_rl.records.steps.trained import read_trained
 
 
@@ -60,6 +61,13 @@ class Watched:
         with suppress(OSError, pa.ArrowException, RefusedFile):
             trained = read_trained(self.run_dir.trained, step, prompt_id, sample)
         return group, Tokens(rollout, [self._piece(token) for token in rollout.tokens.tolist()], trained)
+
+    def images(self, step: int, prompt_id: str, sample: int) -> Sequence[PlacedImage]:
+        """Images of a rollout's prompt; none where they cannot be read any more."""
+        with suppress(RolloutsError):
+            if (record := read_rollout(self.run_dir.rollouts, step, prompt_id, sample)) is not None:
+                return record[1].images
+        return ()
 
     def _piece(self, token: int) -> str:
         if self._tokenizer is None:

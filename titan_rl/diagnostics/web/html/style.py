@@ -102,6 +102,7 @@ table.plain td:has(.bar) { vertical-align:middle; }
   background:var(--accent); } .interval.of-beside i, .interval.of-beside b { background:var(--soft); }
 table.estimates td:first-child { min-width:120px; }
 .said.tall { max-height:60vh; }
+.images { display:flex; flex-wrap:wrap; gap:8px; } .images img { image-rendering:pixelated; border-radius:4px; }
 @media (max-width:640px) { .wide-only { display:none; } .page { padding:10px 8px 30px; } .card { padding:10px; }
   .top { padding:8px 10px; gap:8px; } .top > .q-btn { position:absolute; right:6px; top:4px; }
   .nav { flex-wrap:wrap; } .nav button { padding:6px 5px; font-size:13px; } .sheet { padding:12px; width:98vw; }

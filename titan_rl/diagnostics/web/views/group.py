@@ -10,6 +10,7 @@ from nicegui import ui
 
 from titan_rl.data.types import SCORED, correct
 from titan_rl.diagnostics.web.data.watched_run import Watched
+from titan_rl.diagnostics.web.html.images import images_html
 from titan_rl.diagnostics.web.html.tokens import printable
 from titan_rl.diagnostics.web.views.rollout import open_sheet
 
@@ -27,13 +28,14 @@ async def open_group(run: Watched, row: dict[str, Any], closed: Callable[[], Non
     if not members:
         ui.notify("this group is not there any more", type="warning")
         return
+    images = await nicegui_run.io_bound(lambda: images_html(run.images(step, prompt_id, members[0]["sample"]))) or ""
     with ui.dialog(value=True) as dialog, ui.column().classes("sheet wide-sheet"):
         with ui.row().classes("items-center w-full no-wrap"):
             ui.html(f"<h2>{escape(prompt_id)} · step {step}: {escape(summary(members))}</h2>", sanitize=False)
             ui.element("div").classes("grow")
             ui.button(icon="close", on_click=dialog.close).props("flat dense round aria-label=close")
         question = escape(printable(members[0]["question"] or ""))
-        ui.html(f'<div class="soft">asked</div><div class="said">{question}</div>', sanitize=False)
+        ui.html(f'<div class="soft">asked</div><div class="said">{question}</div>{images}', sanitize=False)
         with ui.element("div").classes("answers"):
             for member in members[:_MOST]:
                 shown = ui.html(card(member), sanitize=False).classes("answer")

@@ -9,6 +9,7 @@ from nicegui import ui
 
 from titan_rl.data.types import Group, Rollout
 from titan_rl.diagnostics.web.data.watched_run import Watched
+from titan_rl.diagnostics.web.html.images import images_html
 from titan_rl.diagnostics.web.html.tokens import COLOURS, MOST_TOKENS, Tokens, facts_of, legend
 from titan_rl.records.steps.rollouts import RolloutsError
 
@@ -26,8 +27,9 @@ async def open_sheet(run: Watched, row: dict[str, Any], closed: Callable[[], Non
     if shown is None:
         ui.notify("this rollout is not there any more", type="warning")
         return
+    images = await nicegui_run.io_bound(images_html, shown[1].rollout.images) or ""
     with ui.dialog(value=True) as dialog, ui.column().classes("sheet"):
-        _sheet(*shown, name[0], str(row.get("why") or ""), dialog)
+        _sheet(*shown, images, name[0], str(row.get("why") or ""), dialog)
 
     def over() -> None:
         dialog.delete()
@@ -36,7 +38,7 @@ async def open_sheet(run: Watched, row: dict[str, Any], closed: Callable[[], Non
     dialog.on("hide", over)
 
 
-def _sheet(group: Group, tokens: Tokens, step: int, why: str, dialog: ui.dialog) -> None:
+def _sheet(group: Group, tokens: Tokens, images: str, step: int, why: str, dialog: ui.dialog) -> None:
     rollout = tokens.rollout
     with ui.row().classes("items-center w-full no-wrap"):
         ui.html(f"<h2>{escape(rollout.prompt_id)} · sample {rollout.sample} · step {step}</h2>", sanitize=False)
@@ -46,7 +48,8 @@ def _sheet(group: Group, tokens: Tokens, step: int, why: str, dialog: ui.dialog)
     prompt = f'<div class="soft">prompt</div><div class="said">{escape(group.question)}</div>'
     answer = f'<div class="soft q-mt-sm">expected</div><div class="said">{escape(group.expected)}</div>'
     ui.html(
-        f'<div class="two"><div class="facts">{facts}</div><div>{prompt}{answer if group.expected else ""}</div></div>',
+        f'<div class="two"><div class="facts">{facts}</div>'
+        f"<div>{prompt}{images}{answer if group.expected else ''}</div></div>",
         sanitize=False,
     )
     if calls := _calls(rollout):
