@@ -8,9 +8,16 @@ _Z = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 
 
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share of ``count`` trials (Wilson 1927, JASA 22, 209-212)."""
+    centre = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
+    half = _Z / (1 + _Z**2 / count) * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
+    return max(centre - half, 0.0), min(centre + half, 1.0)  # rounding alone passes either
+
+
 @dataclass(frozen=True)
 class Proportion:
-    """Proportion ``correct`` of ``count``, with Wilson's 95 % interval (Wilson 1927, JASA 22, 209-212)."""
+    """Proportion ``correct`` of ``count``, with Wilson's 95 % interval."""
 
     correct: int
     count: int
@@ -25,10 +32,7 @@ class Proportion:
 
     @property
     def interval(self) -> tuple[float, float]:
-        n, p = self.count, self.value
-        centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-        half = _Z / (1 + _Z**2 / n) * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
-        return max(centre - half, 0.0), min(centre + half, 1.0)  # rounding alone passes either
+        return wilson_interval(self.value, self.count)
 
     def __str__(self) -> str:
         low, high = self.interval

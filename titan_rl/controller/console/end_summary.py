@@ -13,6 +13,10 @@ from titan_rl.records.run_directory.summary import Progress
 
 _UNSCORED = ("discarded (infra_error)", "discarded (timeout)")
 """Fates of samples that machinery or its deadlines lost, in the ledger's words."""
+_USE_OF_HELPERS = {
+    False: ": the trainer never waited long enough to lend its devices; leave placement.helper_generators out",
+    True: "; whether steps became shorter, seconds_step of a run without placement.helper_generators tells",
+}
 _OFTEN_CUT = 0.5
 """Share of answers without an end."""
 
@@ -36,14 +40,16 @@ def end_summary(
     if num_flat and num_flat >= len(rewards) / 2:
         yield (
             f"no signal in {num_flat} of {len(rewards)} steps: all answers to a prompt had the same reward, and "
-            f"nothing was learned from it (mean of all steps {fmean(rewards):.2f}): take prompts that are answered "
-            f"right now and then, or raise rollout.group_size; filter.no_signal = true draws others instead"
+            f"nothing was learned from it (mean of all steps {fmean(rewards):.2f}): take prompts that are sometimes "
+            f"answered right, or raise rollout.group_size; filter.no_signal = true draws others instead"
         )
     if (cut := summary["truncated_mean"] or 0.0) >= _OFTEN_CUT:
         yield (
             f"{cut:.0%} of the answers were cut: raise rollout.max_new_tokens, or training.seq_len where several turns "
             f"fill it"
         )
+    if (share := summary["helper_token_share_mean"]) is not None:
+        yield f"helper generators sampled {share:.0%} of the tokens{_USE_OF_HELPERS[share > 0]}"
     lost = {key: summary["samples"][key] for key in _UNSCORED if summary["samples"].get(key)}
     if lost:
         told = " and ".join(f"{count} {key}" for key, count in lost.items())
@@ -77,7 +83,8 @@ def _next_commands(
         yield command.resume(run_dir.root)
     if any(run_dir.rollouts.glob("step-*.parquet")):
         yield shlex.join(["titan-rl", "show", str(run_dir.root)])
-        if can_evaluate and (evaluation := command.evaluate(run_dir.model)):
+        drafter = run_dir.drafter if _holds_model(run_dir.drafter) else None
+        if can_evaluate and (evaluation := command.evaluate(run_dir.model, drafter)):
             yield evaluation
 
 

@@ -9,7 +9,16 @@ from transformers import PreTrainedConfig
 
 from titan_rl.config.device_defaults import GPU_STEP_TOKENS
 from titan_rl.config.sections.schema import GeneratorConfig
-from titan_rl.controller.planning.memory_plan import GIB, GRADIENT, MOMENTS, WEIGHT, Size, activations, bytes_of
+from titan_rl.controller.planning.memory_plan import (
+    GIB,
+    GRADIENT,
+    MOMENTS,
+    WEIGHT,
+    Size,
+    activations,
+    bytes_of,
+    tower_forward,
+)
 from titan_rl.controller.preflight.engine_checks import cache_bytes
 from titan_rl.mesh.channel.memory.region import NUM_SLOTS
 from titan_rl.trainer.model.unsharded import can_be_unsharded
@@ -63,7 +72,8 @@ def passing_rank(hf: PreTrainedConfig, size: Size, titan: TitanConfig, *, learns
     if element < WEIGHT or sharers > 1:
         needs["gathered weights"] = _gathered(size, titan, element, learns=learns)
     kept = learns and titan.activation_checkpoint is None
-    return needs | {"activations": activations(hf, titan.training, is_kept=kept) / titan.ranks_of_rows}
+    made = activations(hf, titan.training, is_kept=kept, tower_learns=learns and size.is_trained_whole)
+    return needs | {"activations": made / titan.ranks_of_rows}
 
 
 def _gathered(size: Size, titan: TitanConfig, element: int, *, learns: bool) -> float:
@@ -85,8 +95,10 @@ def engine_rank(
     draft: Size | None = None,
     *,
     draft_learns: bool = False,
+    image_tokens: int = 0,
 ) -> Bytes:
-    """Memory of an engine rank without KV cache: weights, next weights, activations. ``draft``: of a draft model."""
+    """Memory of an engine rank without KV cache: weights, next weights, activations. ``draft``: of a draft model;
+    ``image_tokens``: of the largest image, 0 where none are seen."""
     element, ranks = bytes_of(generator.dtype), generator.tensor_parallel
     head = 4 * hf.vocab_size * hf.hidden_size if element < 4 else 0
     width = 6 * hf.hidden_size + 3 * getattr(hf, "intermediate_size", 4 * hf.hidden_size) / ranks
@@ -95,6 +107,11 @@ def engine_rank(
     logits = 4 * 4 * generator.max_num_seqs * (1 + checked) * hf.vocab_size
     of_layer = 1 if generator.is_quantized else element
     drafting = {"draft model": draft.parameters * element / ranks} if draft else {}
+    if image_tokens:
+        # vLLM computes and caches those of a step together, or one image that is larger
+        tokens = max(image_tokens, GPU_STEP_TOKENS)
+        cached = tokens * hf.hidden_size * element
+        drafting["images"] = cached + tower_forward(hf.vision_config, tokens, generator.dtype)
     return drafting | {
         "weights": (size.around * element + (size.parameters - size.around) * of_layer) / ranks,
         "next weights": (size.parameters + (draft.parameters if draft and draft_learns else 0)) * element / ranks,

@@ -38,6 +38,7 @@ from titan_rl.mesh.resources.devices import (
     Seat,
     place,
 )
+from titan_rl.models.builtin.made import image_processor_at
 from titan_rl.models.device import gpu_memory
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.trainer.roles.names import DRAFTER, configured_paths, learned_role, needed_roles, own_learned
@@ -154,7 +155,16 @@ class Models:
 
     def of_engine_rank(self, generator: GeneratorConfig) -> Bytes:
         """A rank of an engine with these settings."""
-        return engine_rank(self.hf, self.policy, generator, self.draft, draft_learns=self.learned == DRAFTER)
+        learns, image_tokens = self.learned == DRAFTER, self._image_tokens()
+        return engine_rank(self.hf, self.policy, generator, self.draft, draft_learns=learns, image_tokens=image_tokens)
+
+    def _image_tokens(self) -> int:
+        """Of the largest image that an engine may be shown."""
+        try:
+            images = image_processor_at(self.config.model.path, self.config.model.images)
+        except ValueError:  # a directory of sizes alone, which says nothing of images
+            return self.max_tokens
+        return min(images.most_tokens, self.max_tokens) if images else 0
 
     def titan_of(self, role: str) -> TitanConfig:
         return role_titan(self.config, role)

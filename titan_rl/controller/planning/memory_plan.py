@@ -73,6 +73,11 @@ class Size:
     around: int = 0
     """Of what belongs to no layer: embeddings, head and norm."""
 
+    @property
+    def is_trained_whole(self) -> bool:
+        """Rather than by adapters."""
+        return self.trained == self.parameters
+
     @classmethod
     def of(cls, hf: PreTrainedConfig, family: Family | None, lora: LoraConfig | None = None) -> "Size":
         spec = spec_of(hf, "", family, lora)
@@ -253,11 +258,14 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
         is_wide = titan.world_size == 1 and training.mixed_precision_param == "bfloat16" and multiplies_wide()
         element = WEIGHT if is_wide else bytes_of(training.mixed_precision_param)  # trainer/model/unsharded.py
         needs["gathered weights"] = size.parameters * element * groups
+    of_a_row = activations(
+        hf, training, is_kept=titan.activation_checkpoint is None, tower_learns=size.is_trained_whole
+    )
     return Need(
         "trainer",
         needs
         | {
-            "activations": titan.batch_degree * activations(hf, training, is_kept=titan.activation_checkpoint is None),
+            "activations": titan.batch_degree * of_a_row,
             "libraries": titan.world_size * LIBRARIES["trainer"] * GIB,
         },
     )
@@ -294,8 +302,10 @@ def draft_of(checked: Checked) -> tuple[PreTrainedConfig, Size] | None:
     return hf, Size(parameters, 0)
 
 
-def activations(hf: PreTrainedConfig, training: TrainingConfig, is_kept: bool) -> float:
-    """Bytes of activations of one full row: layers, and the head's tiles and fp32 copies."""
+def activations(hf: PreTrainedConfig, training: TrainingConfig, is_kept: bool, *, tower_learns: bool = True) -> float:
+    """Bytes of activations of one full row: layers, and the head's tiles and fp32 copies.
+
+    ``tower_learns``: whether a backward goes through a vision tower, if there is one."""
     width = hf.hidden_size
     if is_kept:
         width = 10 * width + 3 * getattr(hf, "intermediate_size", 4 * width)
@@ -304,17 +314,30 @@ def activations(hf: PreTrainedConfig, training: TrainingConfig, is_kept: bool) -
     if states:
         layers += training.seq_len * (states if is_kept else 1) * _recurrence(hf)  # made again for a layer at a time
     if vision := getattr(hf, "vision_config", None):
-        layers += _of_images(vision, training, is_kept)
+        layers += _of_images(vision, training, is_kept, tower_learns)
     return layers + 8 * hf.vocab_size * hf.hidden_size + 2**27
 
 
-def _of_images(vision: PreTrainedConfig, training: TrainingConfig, is_kept: bool) -> float:
+def _of_images(vision: PreTrainedConfig, training: TrainingConfig, is_kept: bool, learns: bool) -> float:
     """Bytes of a vision tower's activations of a row that is images throughout."""
-    patches = training.seq_len * vision.spatial_merge_size**2
-    block = 16 * vision.hidden_size + 3 * vision.intermediate_size
-    blocks = vision.depth * block if is_kept else vision.depth * vision.hidden_size + block  # made again one by one
+    forward = tower_forward(vision, training.seq_len, training.mixed_precision_param)
+    if not learns:
+        return forward
+    patches, block = training.seq_len * vision.spatial_merge_size**2, _block(vision)
+    # made again one by one where they are not kept
+    further = (vision.depth - 1) * block if is_kept else vision.depth * vision.hidden_size
+    return forward + patches * further * bytes_of(training.mixed_precision_param)
+
+
+def tower_forward(vision: PreTrainedConfig, tokens: int, dtype: str) -> float:
+    """Bytes of a vision tower's activations of so many tokens of images, of which nothing is kept for a backward."""
     merger = 5 * vision.hidden_size
-    return patches * (blocks + merger) * bytes_of(training.mixed_precision_param)
+    return tokens * vision.spatial_merge_size**2 * (_block(vision) + merger) * bytes_of(dtype)
+
+
+def _block(vision: PreTrainedConfig) -> int:
+    """Numbers of a patch that a block of the tower makes."""
+    return 16 * vision.hidden_size + 3 * vision.intermediate_size
 
 
 def _recurrence(hf: PreTrainedConfig) -> float:

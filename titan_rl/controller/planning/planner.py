@@ -47,7 +47,7 @@ from titan_rl.controller.preflight.checks import (
 from titan_rl.controller.preflight.device import check_placement
 from titan_rl.controller.preflight.engine_checks import check_decoding, check_export
 from titan_rl.controller.preflight.ineffective_settings import check_read
-from titan_rl.controller.preflight.role_checks import check_roles
+from titan_rl.controller.preflight.role_checks import check_image_limits, check_roles
 from titan_rl.trainer.model.layout import check_products
 from titan_rl.trainer.roles.names import DRAFTER
 
@@ -119,6 +119,8 @@ def plan(
         check_read(checked.config, checked.algorithm, checked.titan, checked.task)
         check_together(checked.config, checked.titan)
         check_export(checked.config, checked.algorithm, hf, on_cpu=machine is None)
+        if shaped == config:
+            check_image_limits(checked.config, checked.titan, hf)
         if not config.data.file:
             check_decoding(checked.config, checked.algorithm, hf)
         if shaped == config:  # all models are here
@@ -230,8 +232,10 @@ def _on_gpus(checked: Checked, machine: Machine, rates: Rates, request: PlanRequ
     if not scenario.engine.max_requests:
         raise ConfigError("the KV cache holds not one request of these lengths: give fewer --answer-tokens")
     its, simulation = forecast(scenario), simulated(scenario)
-    lines += [*report.forecast_lines(its, request.days, checked.titan.training.steps), as_words(simulation)]
-    return lines, table | {"forecast": report.as_json(its), "simulation": simulation.as_dict()}
+    alone = simulated(replace(scenario, helpers=0)) if scenario.helpers else None
+    lines += [*report.forecast_lines(its, request.days, checked.titan.training.steps), as_words(simulation, alone)]
+    helped = {"simulation_without_helpers": alone.as_dict()} if alone else {}
+    return lines, table | {"forecast": report.as_json(its), "simulation": simulation.as_dict(), **helped}
 
 
 def _searched(checked: Checked, machine: Machine, rates: Rates, request: PlanRequest) -> PlanReport:

@@ -5,10 +5,13 @@ Its results are a table, and a folder: for each suite a JSON of its estimates an
 
 import argparse
 import asyncio
+import fcntl
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +26,7 @@ from titan_rl.controller.loop.suites import engine_settings
 from titan_rl.controller.preflight.checks import Checked, check, read_config, resolve, tokenizer_of
 from titan_rl.controller.preflight.data_checks import longest_prompt
 from titan_rl.controller.wiring import Actors
-from titan_rl.data.storage.files import replace_text
+from titan_rl.data.storage.files import replace_text, try_lock
 from titan_rl.diagnostics.evaluation.arguments import toml_of
 from titan_rl.environments.rollout.suites import make_suites
 from titan_rl.mesh.meshes import ALL_PARTS
@@ -40,7 +43,8 @@ OF_SUITES = ("file", "prompts", "k", "samples", "temperature", "max_new_tokens")
 """Arguments that are a suite's own keys."""
 _READ = {
     *("verifier", "mesh", "run.seed", "run.plugin_path", "eval.prompts", "eval.thinking_budget", "eval.suites"),
-    *("model.path", "model.family", "model.chat_template", "task.style", "task.keep_special", "task.sandbox"),
+    *("model.path", "model.family", "model.chat_template", "model.images"),
+    *("task.style", "task.keep_special", "task.sandbox"),
     *(f"rollout.{key}" for key in ("stop", "thinking_budget", "max_new_tokens", "max_turns", "max_retries")),
     *(f"generator.{key}" for key in ("replicas", "tensor_parallel", "dtype", "max_num_seqs", "kv_cache_gib")),
     *("generator.adaptive_max_num_seqs", "generator.quantization"),
@@ -63,10 +67,11 @@ def evaluate(
         write_result(folder, result)
         results.append(result)
 
-    asyncio.run(_evaluate(checked, record))
-    found: dict[str, Any] = {"held_out": held_out.as_dict()} if held_out else {}
-    found["suites"] = [result.as_dict() for result in results]
-    replace_text(folder / "evaluation.json", json.dumps(_record(checked) | found, indent=2) + "\n")
+    with _reserved(folder):
+        asyncio.run(_evaluate(checked, record))
+        found: dict[str, Any] = {"held_out": held_out.as_dict()} if held_out else {}
+        found["suites"] = [result.as_dict() for result in results]
+        replace_text(folder / "evaluation.json", json.dumps(_record(checked) | found, indent=2) + "\n")
     say(json.dumps(found) if options.json else f"{table(results)}\nwrote {folder}")
     failed = [result for result in results if not result.questions]
     for result in failed:
@@ -190,3 +195,22 @@ def _folder(options: argparse.Namespace) -> Path:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: give another --out")
     return folder
+
+
+@contextmanager
+def _reserved(folder: Path) -> Iterator[None]:
+    """A context in which a folder is made, and no other evaluation's; gone behind it if nothing was written.
+
+    Errors: ConfigError if it is another's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if not try_lock(handle, fcntl.LOCK_EX) or any(folder.iterdir()):
+            raise ConfigError(f"another evaluation writes into {folder}: give another --out")
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
+    finally:
+        os.close(handle)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from titan_rl.data.seeds import named_seed
+from titan_rl.records.statistics import wilson_interval
 
 _RESAMPLES = 2000
 _BOUNDS = (2.5, 97.5)
@@ -19,7 +20,7 @@ _BOUNDS = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over questions, with its 95 % interval by bootstrap."""
+    """Mean over questions, with its 95 % interval."""
 
     value: float
     low: float
@@ -52,12 +53,14 @@ def majority_at(votes: Sequence[str | None], correct: Sequence[bool]) -> float:
 
 
 def estimate(values: Sequence[float], name: str) -> Estimate:
-    """Mean of one value a question. Interval: percentiles of means of resampled questions (Efron 1979).
+    """Mean of one value a question, each from 0 to 1. Interval: percentiles of means of resampled questions (Efron
+    1979); where all are alike, and resampling tells nothing, Wilson's, of as many trials.
 
-    ``name`` seeds the resampling, so that an evaluation read again has the same interval. A single question, or
-    questions that are all alike, have an interval without width.
+    ``name`` seeds the resampling, so that an evaluation read again has the same interval.
     """
     value_N = np.asarray(values, np.float64)
+    if (value_N == value_N[0]).all():
+        return Estimate(float(value_N[0]), *wilson_interval(float(value_N[0]), len(value_N)))
     random = np.random.RandomState(named_seed("bootstrap", name) % 2**32)
     means = [value_N[random.randint(len(value_N), size=len(value_N))].mean() for _ in range(_RESAMPLES)]
     low, high = np.percentile(means, _BOUNDS)

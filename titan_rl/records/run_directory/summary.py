@@ -62,6 +62,7 @@ def write_summary(run_dir: RunDir, progress: Progress, why_ended: str, account: 
         "held_out_after": after.as_dict() if after else None,
         "reward_by_step": [record["reward"] for record in records if "reward" in record],
         "truncated_mean": _mean(records, "truncated"),
+        "helper_token_share_mean": _mean(records, "helper_token_share"),
         "steps_without_signal": sum(record.get("groups_with_signal") == 0 for record in records),
         "loss_by_step": [record["loss"] for record in records],
         "held_out_loss": [record["held_out_loss"] for record in all_records if "held_out_loss" in record],

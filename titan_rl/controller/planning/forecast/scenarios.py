@@ -121,6 +121,7 @@ def scenario_of(models: Models, lengths: Lengths, rates: Rates, plan: DevicePlan
         beside=_beside(models, batch, layout.recomputed),
         crosses_hosts=_crosses(plan) if plan else False,
         copies=copies,
+        helpers=config.placement.helper_generators,
     )
 
 

@@ -8,10 +8,12 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
 
+from titan_rl.config.sections.placement import most_samples
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.planning.forecast.generation import decode_step
 from titan_rl.controller.planning.forecast.step import Scenario, forecast
@@ -62,10 +64,20 @@ class _Engine:
     running: list[tuple[float, int]] = field(default_factory=list)
     waiting: deque[tuple[float, int]] = field(default_factory=deque)
     groups: int = 0
+    sleeps: bool = False
+    """Whether it is a helper, and the trainer has its devices."""
+
+    @property
+    def held(self) -> int:
+        return len(self.running) + len(self.waiting)
+
+    def has_room(self, size: int, most: float) -> bool:
+        """Whether it takes a group of this size, of ``most`` requests at once; a larger group has it for itself."""
+        return not self.sleeps and (not self.held or self.held + size <= most)
 
     def advance(self, until: float) -> None:
         """No request ends before."""
-        if self.running and until > self.now:
+        if self.running and until > self.now and not self.sleeps:
             self.progress += (until - self.now) / self.step(len(self.running))
             self.busy += until - self.now
         self.now = max(self.now, until)
@@ -82,8 +94,8 @@ class _Engine:
     @property
     def ends(self) -> float:
         """When its next request does."""
-        if not self.running:
-            return float("inf")
+        if not self.running or self.sleeps:
+            return inf
         return self.now + max(self.running[0][0] - self.progress, 0.0) * self.step(len(self.running))
 
 
@@ -105,30 +117,46 @@ class _Run:
         prompts = max(batch.groups / scenario.replicas, 1e-9)
         prefill = self.expected.generating.prefill / prompts
         self.engines = [_Engine(engine.max_requests, step, prefill) for _ in range(scenario.replicas)]
+        self.helpers = [_Engine(engine.max_requests, step, prefill, sleeps=True) for _ in range(scenario.helpers)]
+        self.engines += self.helpers
+        self.most = most_samples(engine.max_requests, batch.group_size) if self.helpers else inf
+        self.lending = self.expected.offloading + self.expected.syncing.fetch + self.expected.syncing.apply
         total = (steps + scenario.staleness + 1) * batch.answers
         self.tokens = lengths(batch.answer, batch.longest, total, seed).reshape(-1, batch.group_size)
         self.admission = Admission(batch.groups, scenario.staleness)
         self.admission.advance(0)
         self.next_ends: list[tuple[float, int]] = []
         """A heap: of each engine, when its next request ends, and its place."""
+        self.queue: deque[int] = deque()
+        """Groups that wait for an engine with room."""
         self.left: list[int] = []
         self.of_group: list[tuple[int, int]] = []
         """Of each group: its engine, and the version that was live."""
         self.stale = 0
 
     def admit(self, now: float) -> None:
-        """Every group that may run, to the engine with the fewest."""
-        for engine in self.engines:
-            engine.advance(now)
+        """Every group that may run."""
         while self.admission.can_admit() and len(self.left) < len(self.tokens):
             self.admission.admit()
             version = self.admission.version
             assert version is not None, "none is admitted before one is live"
-            number = len(self.left)
-            place = min(range(len(self.engines)), key=lambda each: self.engines[each].groups)
-            engine = self.engines[place]
+            self.queue.append(number := len(self.left))
             self.left.append(len(self.tokens[number]))
-            self.of_group.append((place, version))
+            self.of_group.append((0, version))
+        self.assign(now)
+
+    def assign(self, now: float) -> None:
+        """Groups that wait, each to the engine with the fewest, as far as there is room."""
+        for engine in self.engines:
+            engine.advance(now)
+        size, able = self.scenario.batch.group_size, range(len(self.engines))
+        while self.queue:
+            if self.helpers:
+                able = [place for place, engine in enumerate(self.engines) if engine.has_room(size, self.most)]
+            if not able:
+                break
+            number, place = self.queue.popleft(), min(able, key=lambda each: self.engines[each].groups)
+            engine, self.of_group[number] = self.engines[place], (place, self.of_group[number][1])
             engine.groups += 1
             engine.pause(engine.prefill)
             engine.busy += engine.prefill
@@ -136,6 +164,28 @@ class _Run:
         for engine in self.engines:
             engine.fill()
         self.look_ahead()
+
+    def lend(self, now: float) -> None:
+        """Helpers go on with what they had, and take groups."""
+        for engine in self.helpers:
+            engine.advance(now)
+            engine.sleeps = False
+        self.assign(now)
+
+    def take(self, now: float) -> float:
+        """Seconds until the trainer has its devices back."""
+        if not any(not engine.sleeps for engine in self.helpers):
+            return 0.0
+        for engine in self.helpers:
+            engine.advance(now)
+            engine.sleeps = True
+        self.look_ahead()
+        return self.expected.offloading
+
+    @property
+    def seconds_busy(self) -> float:
+        """Of engines besides helpers."""
+        return sum(engine.busy for engine in self.engines[: self.scenario.replicas])
 
     def look_ahead(self) -> None:
         """Again, since every engine may have changed."""
@@ -145,22 +195,32 @@ class _Run:
     def end_one(self) -> float:
         """The next request to end; when that is. Errors: AssertionError if nothing runs."""
         now, place = self.next_ends[0]
-        assert now < float("inf"), "nothing runs, and a batch is waited for"
+        assert now < inf, "nothing runs, and a batch is waited for"
         engine = self.engines[place]
         engine.advance(now)
         _, group = heapq.heappop(engine.running)
         self.left[group] -= 1
         engine.groups -= not self.left[group]
-        engine.fill()
-        heapq.heapreplace(self.next_ends, (engine.ends, place))
+        if self.queue:
+            self.assign(now)
+        else:
+            engine.fill()
+            heapq.heapreplace(self.next_ends, (engine.ends, place))
         return now
 
     def sampled(self, step: int, now: float) -> float:
         """When the groups of a step, those admitted first, are complete."""
         size = self.scenario.batch.groups
         mine = range(step * size, (step + 1) * size)
+        # lent when it has waited for as long as lending and taking take (mesh/control/helpers.py)
+        lent = now + 2 * self.lending + self.expected.offloading if self.helpers and step else inf
         while any(self.left[group] for group in mine):
-            now = max(now, self.end_one())
+            is_wanted = bool(self.queue) or any(engine.held for engine in self.helpers)
+            if lent <= self.next_ends[0][0] and is_wanted:
+                self.lend(lent)
+                lent = inf
+            else:
+                now = max(now, self.end_one())
         self.stale = max(self.stale, *(step - self.of_group[group][1] for group in mine))
         return now
 
@@ -179,10 +239,11 @@ def simulated(scenario: Scenario, steps: int = _STEPS, seed: int = 1) -> Simulat
     now, busy = 0.0, 0.0
     for step in range(steps):
         if step == _WARMING:
-            began, waited, busy = now, 0.0, sum(engine.busy for engine in run.engines)
+            began, waited, busy = now, 0.0, run.seconds_busy
         ready = run.sampled(step, now) + (expected.scored_last if expected.is_beside else expected.scored_after)
         waited += max(ready - now, 0.0)
-        trained = max(ready, now) + scenario.rates.seconds_step + expected.turns + expected.trainer
+        back = max(ready, now) + run.take(max(ready, now))
+        trained = back + scenario.rates.seconds_step + expected.turns + expected.trainer
         live = trained + expected.syncing.fetch
         run.until(live)
         for engine in run.engines:
@@ -193,20 +254,21 @@ def simulated(scenario: Scenario, steps: int = _STEPS, seed: int = 1) -> Simulat
         now = live if not expected.is_beside else trained
     counted = steps - _WARMING
     whole = now - began
-    sampled = sum(engine.busy for engine in run.engines) - busy
+    sampled = run.seconds_busy - busy
     return SimulatedRun(
         seconds=whole / counted,
         trainer_idle=waited / whole,
-        engines_idle=max(1 - sampled / (whole * len(run.engines)), 0.0),
+        engines_idle=max(1 - sampled / (whole * scenario.replicas), 0.0),
         staleness_max=run.stale,
         steps=counted,
     )
 
 
-def as_words(result: SimulatedRun) -> str:
-    """One line."""
+def as_words(result: SimulatedRun, without_helpers: SimulatedRun | None = None) -> str:
+    """One line. ``without_helpers``: the same run without helper generators, where it has such."""
+    helped = "" if without_helpers is None else f"; {without_helpers.seconds:.1f} s without helper generators"
     return (
         f"simulated, {result.steps} steps with answers of different lengths: {result.seconds:.1f} s a step; the "
         f"trainer waits {100 * result.trainer_idle:.0f} % of it, engines {100 * result.engines_idle:.0f} %; staleness "
-        f"up to {result.staleness_max}"
+        f"up to {result.staleness_max}{helped}"
     )

@@ -35,6 +35,8 @@ class Scenario:
     """Whether engines are on other hosts than the trainer."""
     copies: int = 0
     """Of the model that trainers send in a sync; 0: one for each replica."""
+    helpers: int = 0
+    """Engines on the trainer's devices, while it waits."""
 
     @property
     def devices(self) -> int:
@@ -66,10 +68,13 @@ class Forecast:
     @cached_property
     def turns(self) -> float:
         """Moments to the host and back, where trainer and engines take turns."""
-        if not self.scenario.in_turns:
-            return 0.0
+        return 2 * self.offloading if self.scenario.in_turns else 0.0
+
+    @cached_property
+    def offloading(self) -> float:
+        """Moments to the host, or back."""
         state = 8 * self.scenario.trained / (self.scenario.layout.ranks / self.scenario.layout.replicas)
-        return 2 * state / (self.scenario.rates.host_bandwidth * self.scenario.rates.link_share)
+        return state / (self.scenario.rates.host_bandwidth * self.scenario.rates.link_share)
 
     @cached_property
     def trainer(self) -> float:
