@@ -178,7 +178,7 @@ def mine(extra: str = "", **methods: str) -> str:
         ),
         (mine() + "    def loss(self): pass\n", "loss must take (inputs), but it takes ()"),
         (mine() + "    def advantages(self, a, b): pass\n", "advantages must take (rollouts), but it takes (a, b)"),
-        (mine("advantages = 3") + "    advantages = 3\n", "advantages is a int: name a function (rollouts)"),
+        (mine("advantages = 3") + "    advantages = 3\n", "advantages is of type int: name a function (rollouts)"),
         (mine("Settings = dict"), "its Settings must be a dataclass"),
         (mine("Settings = 3"), "its Settings must be a dataclass"),
         (mine() + "    @dataclass\n    class Settings:\n        name: str = ''\n", "Settings.name is a key that every"),

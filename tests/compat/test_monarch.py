@@ -125,6 +125,16 @@ def test_what_the_hook_raises_ends_the_program_as_ever(monkeypatch):
         monarch.actor.unhandled_fault_hook(Failure("stranger-eTEG52gDQaV"))
 
 
+def test_while_all_stops_a_fault_is_told_and_ends_no_program(heard):
+    told = []
+    with actors.unknown_faults_logged(told.append):
+        monarch.actor.unhandled_fault_hook(Failure("stranger-eTEG52gDQaV", "it has gone"))
+        monarch.actor.unhandled_fault_hook(Failure("logger-ya2xrDEv2JW"))
+    assert told == ["while the actors stop, Monarch reports a fault of stranger-eTEG52gDQaV: it has gone"] and not heard
+    monarch.actor.unhandled_fault_hook(Failure("stranger-eTEG52gDQaV"))
+    assert heard == ["stranger-eTEG52gDQaV"]
+
+
 def test_a_second_run_of_a_process_adds_no_second_filter(heard):
     hook = monarch.actor.unhandled_fault_hook
     actors.pass_on_unknown_faults()

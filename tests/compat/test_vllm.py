@@ -1,23 +1,28 @@
 """vLLM 0.32's private names, and what its scheduler's counters mean."""
 
+import ast
 import inspect
 import json
 import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from reaches import check_forms, check_page
+from transformers import CONFIG_MAPPING
 from vllm import SamplingParams
 from vllm.config.reasoning import ReasoningConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor import models as vllm_models
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.models.registry import _TEXT_GENERATION_MODELS
 from vllm.platforms.cpu import CpuPlatform
 from vllm.triton_utils import HAS_TRITON, dispatcher
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -47,6 +52,7 @@ from titan_rl.compat.vllm import (
     vision,
 )
 from titan_rl.data.text.thinking import ThinkingTags, forced_closings
+from titan_rl.models.families.registry import FAMILIES
 
 MODULES = (
     *(admission, layers, loading, engine, parallel, quantization, routing, sampling, speculation, thinking, vision),
@@ -452,3 +458,39 @@ def test_an_engine_that_compiles_nothing_imports_no_compiler():
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+TYING = "tie_word_embeddings"
+
+
+def ties_words(module: str, architecture: str) -> bool:
+    """Whether vLLM's model shares its embeddings with its head where config.json says so, by its source."""
+    text = (Path(vllm_models.__file__).parent / f"{module.replace('.', '/')}.py").read_text()
+    tree = ast.parse(text)
+    origins = {
+        alias.name: node.module.removeprefix("vllm.model_executor.models.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    [model] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == architecture]
+    bases = [base.id for base in model.bases if isinstance(base, ast.Name)]
+    within = [base for base in bases if f"class {base}(" in text]
+    from_others = [(origins[base], base) for base in bases if base in origins and base.endswith("ForCausalLM")]
+    return (
+        TYING in ast.unparse(model)
+        or any(ties_words(module, base) for base in within)
+        or any(ties_words(origin, base) for origin, base in from_others)
+    )
+
+
+def test_tied_models_are_refused_whose_head_vllm_would_leave_unfilled():
+    """What vLLM has no weights for it leaves as it was, and a run would only see that trainer and engine disagree."""
+    named = {"gemma3_text": "Gemma3", "qwen2_5_vl": "Qwen2", "qwen3_5_text": "Qwen3_5"}
+    untied = set()
+    for model_type in FAMILIES:
+        name = named.get(model_type) or CONFIG_MAPPING[model_type].__name__.removesuffix("Config")
+        found = _TEXT_GENERATION_MODELS.get(f"{name}ForCausalLM")  # others are transformers' own, which ties them
+        if found is not None and not ties_words(*found[:2]):
+            untied.add(model_type)
+    assert untied == {name for name, family in FAMILIES.items() if family.required.get(TYING) is False}

@@ -97,14 +97,20 @@ def test_drafted_answers_have_the_models_distribution(on_cpu, drafts):
         assert (own[own[:, 0] != first][:, 1:] == -1).all(), "and none behind one that was not"
 
 
-def test_answers_that_another_model_drafted_have_the_models_distribution(on_cpu):
+@pytest.mark.parametrize("broken", [None, float("nan"), float("inf")])
+def test_answers_that_another_model_drafted_have_the_models_distribution(on_cpu, broken):
+    """``broken``: a value of the drafts' logits, after which any token is as likely; answers must not depend on it."""
     logits, others = torch.randn(2, 2, WORDS, generator=torch.Generator().manual_seed(0))
+    if broken is not None:
+        others[:] = 0
+        others[:, 3] = broken
     drafts = [llm_base_proposer.compute_probs_and_sample_next_token(row.repeat(SAMPLES, 1), EACH) for row in others]
     tokens, probs = (torch.stack(each, 1) for each in zip(*drafts, strict=True))
     answers = checked(logits, tokens, probs.flatten(0, 1))
     for place, temperature in enumerate(TEMPERATURES):
         own, drafted = answers[place::2], tokens[place::2]
-        probabilities, of_draft = (logits / temperature).softmax(-1), (others / temperature).softmax(-1)
+        probabilities = (logits / temperature).softmax(-1)
+        of_draft = (others.nan_to_num(0, 0) / temperature).softmax(-1)
         assert unlikeliness(drafted[:, 0], of_draft[0]) < SURELY
         assert unlikeliness(own[:, 0], probabilities[0]) < SURELY
         accepted = own[:, 1] >= 0

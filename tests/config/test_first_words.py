@@ -13,6 +13,7 @@ from titan_rl.config import other_names
 from titan_rl.config.io.overrides import parse_overrides
 from titan_rl.config.io.toml_text import toml_text
 from titan_rl.config.load import ConfigError, build_section, load_config, nearest
+from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.config.sections.text_lists import TITAN_TEXT_LISTS, holds_texts
 from titan_rl.controller.preflight.checks import resolve
@@ -182,6 +183,7 @@ def test_each_name_of_another_system_leads_to_a_key_or_section_that_is_here():
         if name != "titan"
         for field in fields(cls)
     }
+    known |= {f"model.images.{field.name}" for field in fields(ImagesConfig)}
     known |= {f"{section}.{key}" for section, (_, keys) in titan_keys().items() for key in keys}
     known |= {f"algorithm.{field.name}" for made in ALGORITHMS.values() for field in fields(made.Settings)}
     for key, ours in other_names.KEYS.items():

@@ -35,12 +35,13 @@ from titan_rl.trainer.titan_config import build_titan, learned_titan, titan_keys
 
 def checked(*arguments: str) -> None:
     """As before a run, as far as it is about numbers. Errors: ConfigError."""
-    config = load_config(None, parse_overrides(list(arguments)))
+    of_images = arguments[0].startswith("--model.images.")
+    config = load_config(None, parse_overrides([*arguments, *(["--model.path=tiny-vision"] if of_images else [])]))
     titan = build_titan(config)
     make_algorithm(config.algorithm, [])
     for role in ("critic", "implicit_reward", "drafter"):
         learned_titan(config, titan, role)
-    if arguments[0].startswith(("--generator.", "--optimizer.param_groups")):  # a model is built for these
+    if of_images or arguments[0].startswith(("--generator.", "--optimizer.param_groups")):  # a model is built for these
         check_model(config)
 
 
@@ -74,6 +75,9 @@ LIMITS = [
     ("generator.quantization", ["none", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block"], ["fp8", "int8"]),
     ("checkpoint.export_quantization", ["none", "fp8_per_tensor", "fp8_per_channel"], ["fp8", "int8"]),
     ("generator.tensor_parallel", [1, 2, 4], [0, 3]),
+    # tokens of 8 x 8 pixels, of which 494 leave room for an answer, and images of 256 to 16384 pixels by the model
+    ("model.images.max_pixels", [0, 256, 494 * 64 + 63], [-1, 63, 255, 495 * 64, 10**9]),
+    ("model.images.min_pixels", [0, 1, 16384], [-1, 16385]),
     ("training.seq_len", [17], [0, 16, -1]),
     ("training.steps", [1], [0, -1]),
     ("training.max_norm", [1e-9, 1e9], [0, -1, "inf", "nan"]),

@@ -48,7 +48,7 @@ from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.families.registry import FAMILIES
 from titan_rl.models.spec import model_spec
 from titan_rl.models.weights.hf_weights import check_weights, load_hf
-from titan_rl.models.weights.peft_files import check_adapter
+from titan_rl.models.weights.peft_files import AdapterForm, check_adapter
 from titan_rl.models.weights.shards import Shard, expected_shapes
 from titan_rl.trainer.titan_config import build_titan
 
@@ -117,7 +117,7 @@ def test_an_adapter_of_a_run_is_told_too(tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match="give the adapter that the run wrote, .*/adapter"):
-        check_adapter(tmp_path, LoraConfig(rank=4), [], {})
+        check_adapter(tmp_path, LoraConfig(rank=4), [], {}, AdapterForm())
 
 
 def write_json(file: Path, **changes) -> None:

@@ -31,6 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "prime": {"algorithm": {"name": "prime"}},
     "distillation": {"algorithm": {"name": "distillation"}},
     "a tool, ahead": {"task": {"name": "calculator"}, "rollout": {"max_staleness": 1}},
+    "images": {"model": {"path": "tiny-vision"}, "task": {"name": "shapes"}},
     "lora": {"lora": {"rank": 4}, "algorithm": {"kl_coefficient": 0.1}},
     "lora on data": {"algorithm": {"name": "sft"}, "data": {"file": "task"}, "lora": {"rank": 4}},
     "hosts": {"hosts": {"launcher": "attach", "addresses": ["tls://a:1"]}},
@@ -94,6 +95,7 @@ STEADY = {"rollout.max_turns", "generator.update", "generator.kv"}
 """Of tasks of one answer, and of runs that sample nothing while weights are updated."""
 SWITCHED = {
     *(f"lora.{key}" for key in ("alpha", "targets", "adapter", "sync")),
+    *("model.images.min_pixels", "model.images.max_pixels"),
     *("sft.examples_per_step", "sft.lr", "filter.max_refills"),
     *("curriculum.memory", "algorithm.overlong_penalty", "metrics.project", "mesh.launcher", "task.judge"),
     *("reward_model.reads_end", "compile.components", "compile.backend"),
@@ -124,6 +126,10 @@ UNREAD: dict[str, set[str]] = {
     "prime": {*CHATS, *STEADY, "data", "hosts", "teacher", "critic", "drafter", *APART, *SWITCHED},
     "distillation": {*CHATS, *STEADY, "data", "hosts", *(ROLES - {"teacher"}), *APART, *SWITCHED},
     "a tool, ahead": {*CHATS, "data", "hosts", *ROLES, *APART, *SWITCHED},
+    "images": {
+        *(*CHATS, *STEADY, "data", "hosts", *ROLES, *APART),
+        *(key for key in SWITCHED if not key.startswith("model.images.")),
+    },
     "lora": {
         *(*CHATS, *STEADY),
         *("data", "hosts", "reference.path", *(ROLES - {"reference"}), *APART),
@@ -145,7 +151,7 @@ UNREAD: dict[str, set[str]] = {
     },
     "all switches": {
         *(*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, "lora.alpha", "lora.targets", "lora.adapter", "lora.sync"),
-        "generator.speculative.model",
+        *("generator.speculative.model", "model.images.min_pixels", "model.images.max_pixels"),
     },
     "sft": {
         *("hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS),

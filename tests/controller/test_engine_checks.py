@@ -3,17 +3,20 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from family_models import add_prediction_layer, make
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config
 
+from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.device_defaults import for_device
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.sections.schema import GeneratorConfig
+from titan_rl.config.sections.schema import Config, GeneratorConfig
 from titan_rl.config.sections.suites import SuiteConfig
 from titan_rl.controller.planning import device_memory
 from titan_rl.controller.planning.memory_plan import Size, draft_of
@@ -185,14 +188,18 @@ def test_a_model_that_cannot_draft_is_refused(tmp_path, case, why):
 MTP = {"speculative": {"method": "mtp"}}
 
 
+def with_own_drafts(path: Path, **speculative) -> tuple[Config, Algorithm]:
+    settings = {"speculative": MTP["speculative"] | speculative}
+    config = for_device(load_config(None, {"generator": settings}), on_cpu=False)
+    return replace(config, model=replace(config.model, path=str(path))), make_algorithm(config.algorithm, [])
+
+
 def test_a_policy_drafts_by_layers_that_it_has(tmp_path):
-    config = for_device(load_config(None, {"generator": MTP}), on_cpu=False)
-    algorithm = make_algorithm(config.algorithm, [])
+    config, algorithm = with_own_drafts(tmp_path)
     with pytest.raises(ConfigError, match="'mtp': engines draft by the own layers of glm4_moe alone"):
         check_decoding(config, algorithm, tiny_config())
-    config = replace(config, model=replace(config.model, path=str(tmp_path)))
     make(tmp_path, "glm4_moe")
-    with pytest.raises(ConfigError, match="has 0 layers for multi-token prediction .* num_nextn_predict_layers = 1"):
+    with pytest.raises(ConfigError, match=r"layers for multi-token prediction: it lacks \d+ tensors .* model.layers.3"):
         check_decoding(config, algorithm, read_hf_config(tmp_path))
     add_prediction_layer(tmp_path)
     hf = read_hf_config(tmp_path)
@@ -203,9 +210,38 @@ def test_a_policy_drafts_by_layers_that_it_has(tmp_path):
     planned, size = draft_of(SimpleNamespace(config=config, family=None))
     assert layer <= size.parameters < 1.1 * layer, "the first layer, without experts, is larger beside them"
     assert (planned.num_hidden_layers, hf.num_hidden_layers) == (1, 3)
+    for count in (0, -1, True, "1", 1.0, [1], None):
+        hf.num_nextn_predict_layers = count
+        with pytest.raises(ConfigError, match="num_nextn_predict_layers = .* is no number of layers"):
+            check_decoding(config, algorithm, hf)
     hf.num_nextn_predict_layers = 2
-    with pytest.raises(ConfigError, match="has 1 layers .* num_nextn_predict_layers = 2"):
+    with pytest.raises(ConfigError, match="num_speculative_tokens = 3: the policy drafts by 2 layers in turn"):
         check_decoding(config, algorithm, hf)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        (
+            "mlp.experts.1.up_proj.weight",
+            None,
+            "it lacks 1 tensors .* first model.layers.3.mlp.experts.1.up_proj.weight",
+        ),
+        ("self_attn.q_proj.bias", None, "it lacks 1 tensors that config.json asks for"),
+        ("eh_proj.weight", torch.zeros(60, 60), r"eh_proj.weight in .* is \(60, 60\), and config.json asks for"),
+        ("foo.weight", torch.zeros(2), "holds 1 tensors that config.json does not ask for, first model.layers.3.foo"),
+        ("shared_head.head.weight", torch.zeros(2, 60), "shared_head.head.weight in .* is .* config.json asks for"),
+    ],
+)
+def test_own_layers_that_vllm_would_leave_unfilled_are_refused(tmp_path, name, change, said):
+    make(tmp_path, "glm4_moe")
+    add_prediction_layer(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop(key := f"model.layers.3.{name}", None)
+    save_file(weights | ({} if change is None else {key: change}), tmp_path / "model.safetensors")
+    config, algorithm = with_own_drafts(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        check_decoding(config, algorithm, read_hf_config(tmp_path))
 
 
 def test_a_path_that_vllm_takes_for_other_drafts_is_refused(tmp_path):

@@ -33,7 +33,7 @@ from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog
 from titan_rl.records.run_directory import rundir
-from titan_rl.records.run_directory.rundir import RunDir, claim, new_run_dir, run_dir_to_resume
+from titan_rl.records.run_directory.rundir import RunDir, claim, new_run_dir, passed_over, run_dir_to_resume
 from titan_rl.records.run_directory.sources import check_sources, find_sources, write_sources
 from titan_rl.records.run_directory.summary import Progress, write_summary
 from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
@@ -584,7 +584,9 @@ def test_the_newest_run_that_came_to_a_step_is_taken(tmp_path, monkeypatch):
     begun(runs / "my-20260102-000000")
     begun(runs / "my-other-20260104-000000")  # a run of my-other.toml
     (runs / "my-20260105-000000").touch()
-    assert run_dir_to_resume(config, "my.toml").root.name == "my-20260102-000000"
+    found = run_dir_to_resume(config, "my.toml")
+    assert found.root.name == "my-20260102-000000"
+    assert "newer starts came to no step (1, the last one runs/my-20260103-000000)" in passed_over(found)
     assert run_dir_to_resume(config, "my-other.toml").root.name == "my-other-20260104-000000"
 
 

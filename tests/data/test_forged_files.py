@@ -171,6 +171,8 @@ OWN = {
     "generator/ranks.py": "shared memory of an engine that the process started",
     "models/weights/hf_weights.py": "files whose headers were checked",
     "models/weights/peft_files.py": "a file whose header was checked",
+    "models/weights/prediction_layers.py": "files whose headers were checked",
+    "diagnostics/evaluation/command.py": "a folder that is locked, not read",
     "models/builtin/eagle3.py": "files whose headers were checked; config.json, written",
     "models/builtin/smollm2.py": "a package that pip has installed",
     "models/spec.py": "a directory that read_config has looked at",

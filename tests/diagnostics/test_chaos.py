@@ -257,6 +257,9 @@ def test_a_process_that_is_being_replaced_is_known():
     )
     assert is_repaired("generator", "generator 1", EVENTS) and is_repaired("verifier", "verifier 1", EVENTS[:8])
     assert not is_repaired("verifier", "verifier 0", EVENTS[:8]) and is_repaired("verifier", "verifier 0", EVENTS)
+    spare = [{"time": 1.0, "kind": "died", "name": "generator spare"}, {"time": 2.0, "kind": "spare_waits", "pid": 7}]
+    assert not is_repaired("generator", "generator spare", spare[:1])
+    assert is_repaired("generator", "generator spare", spare)
 
 
 # audit and comparisons

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from made_rollouts import rollout_of
 
 from titan_rl import cli
 from titan_rl.config.io.printable import printable
+from titan_rl.data.images import PlacedImage, sizes_in_words
 from titan_rl.data.types import Group
 from titan_rl.diagnostics.show import lines_of
 from titan_rl.records.steps.rollouts import write_rollouts
@@ -93,6 +95,22 @@ def test_answers_that_are_alike_are_shown_once():
         ["2", "x", "0.000", "ok", "7"],
         ["0.000", "ok", "8"],
     ]
+
+
+def test_images_of_a_prompt_are_told_by_their_sizes(tmp_path, capsys):
+    group, text = group_of("2", "3"), group_of("2", prompt_id="train/0000002")
+    image = PlacedImage(np.zeros((8, 16, 3), np.uint8), (1, 2), 0)
+    for rollout in group.rollouts:
+        rollout.images = (image, image.moved(2))
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    write_rollouts(tmp_path / "rollouts", 1, [group, text])
+    _, _, asked, images, expected, *others = show(capsys, tmp_path).splitlines()
+    assert asked.startswith(NAME) and expected.split() == ["expected", "2"] and "pixels" not in str(others)
+    assert images == "  images    16 x 8 pixels (2 tokens), 16 x 8 pixels (2 tokens)"
+    seeing, plain = json.loads(show(capsys, tmp_path, "--json"))["groups"]
+    assert seeing["images"] == [{"width": 16, "height": 8, "tokens": 2}] * 2 and plain["images"] == []
+    assert sizes_in_words([image] * 10).endswith("(2 tokens), 2 more")
 
 
 def test_a_step_and_a_number_of_prompts_can_be_chosen(run, capsys):

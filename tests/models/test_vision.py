@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -12,16 +13,21 @@ from batches import VOCABULARY
 from parity import TOLERANCE, distance, learner_of
 from PIL import Image
 from safetensors.torch import load_file
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory.checks import find_model
+from titan_rl.config.model_directory.vision_checks import pixel_limits, read_image_form
+from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.images import ImageProcessor, PlacedImage, image_processor, rope_positions
 from titan_rl.data.storage.stored_images import check_covered, check_images, image_rows, images_of
 from titan_rl.data.types import Batch, Prompt, Provenance, Sample
 from titan_rl.models.builtin.tiny_vision import make_tiny_vision
 from titan_rl.models.spec import read_hf_config
+from titan_rl.models.weights.shards import is_adapter
 from titan_rl.trainer.model.layout import check_layout
+from titan_rl.trainer.model.lora_checks import check_lora
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -125,14 +131,42 @@ def test_a_checkpointed_tower_keeps_less_and_has_the_same_gradients(model, proce
 
 
 def test_the_tower_is_trained_and_comes_back_bit_for_bit(model, processor, tmp_path):
-    learner = learner_of(model[0])
+    learner = learner_of(model[0], model={"images": {"max_pixels": 4096}})
     learner.save_hf(tmp_path / "same", dtype="float32")
+    assert pixel_limits(read_image_form(tmp_path / "same")) == (256, 4096), "it sees images as it learned them"
     before, after = load_file(model[0] / "model.safetensors"), load_file(tmp_path / "same" / "model.safetensors")
     assert before.keys() == after.keys() and all(torch.equal(after[name], before[name]) for name in before)
     assert image_processor(tmp_path / "same").patches(samples_of(processor)[0][0].images)[0].shape[1] == 3 * 2 * 16
     learner.forward_backward(packed(samples_of(processor)).rows[0])
     for name, parameter in learner.model_parts[0].named_parameters():
         assert float(parameter.grad.abs().max()) > 0, name
+
+
+def test_adapters_are_the_language_model_s_and_peft_reads_them(model, processor, tmp_path):
+    """Merged or apart, what is saved computes what transformers does with PEFT's copy, and a run begins with it."""
+    peft = pytest.importorskip("peft")
+    lora = {"rank": 4, "alpha": 8.0}
+    learner, samples = learner_of(model[0], lora=lora, optimizer={"lr": 1e-2}), samples_of(processor)
+    learner.train(packed(samples).rows[0], True)
+    assert all(is_adapter(name) == each.requires_grad for name, each in learner.model_parts[0].named_parameters())
+    learner.save_hf(tmp_path / "merged", tmp_path / "adapter", dtype="float32")
+    before, merged = (load_file(path / "model.safetensors") for path in (model[0], tmp_path / "merged"))
+    changed = {name for name in before if not torch.equal(before[name], merged[name])}
+    assert changed == {name for name in before if name.endswith("_proj.weight") and name.startswith("model.layers.")}
+    whole = model[1].from_pretrained(tmp_path / "merged").eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of tensors that PEFT misses, or does not know
+        adapted = peft.PeftModel.from_pretrained(model[1].from_pretrained(model[0]), tmp_path / "adapter").eval()
+    assert not [name for name, _ in adapted.named_modules() if "visual" in name and "lora" in name]
+    for sample in (samples[0][0], samples[2][0]):
+        wanted = reference_logits(whole, processor, sample)
+        assert distance(reference_logits(adapted, processor, sample), wanted) < TOLERANCE
+        assert distance(reference_logits(model[1], processor, sample), wanted) > 0.01
+    lora |= {"adapter": str(tmp_path / "adapter")}
+    config = load_config(None, {"lora": lora})
+    check_lora(read_hf_config(model[0]), config, build_titan(config), None)
+    begun = {shard.name: shard.merged() for shard in learner_of(model[0], lora=lora).shards()}
+    assert all(torch.equal(shard.merged(), begun[shard.name]) for shard in learner.shards())
 
 
 def test_an_image_is_laid_out_as_transformers_does(processor):
@@ -147,6 +181,28 @@ def test_an_image_is_laid_out_as_transformers_does(processor):
         found, grid = processor.patches([PlacedImage(pixels, (4, 6), 0)])
         assert grid.tolist() == whole["image_grid_thw"].tolist() == [[1, 8, 12]]
         assert np.array_equal(found, whole["pixel_values"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "size", "shown"),
+    [
+        ({"max_pixels": 256}, (64, 64), (16, 16)),
+        ({"min_pixels": 4096}, (16, 16), (64, 64)),
+        ({"min_pixels": 64, "max_pixels": 1024}, (8, 8), (8, 8)),
+        ({"min_pixels": 64, "max_pixels": 1024}, (100, 50), (40, 16)),
+        ({}, (64, 64), (64, 64)),
+    ],
+)
+def test_a_run_s_limits_resize_images_as_transformers_does(model, limits, size, shown):
+    processor = image_processor(model[0], ImagesConfig(**limits))
+    data = encoded(*size)
+    pixels = processor.decode(data)
+    assert pixels.shape == (*shown, 3) and pixels.size <= 3 * limits.get("max_pixels", 128 * 128)
+    edges = {"shortest_edge": limits.get("min_pixels", 16 * 16), "longest_edge": limits.get("max_pixels", 128 * 128)}
+    theirs = Qwen2VLImageProcessorPil.from_pretrained(model[0])
+    whole = theirs.preprocess(Image.open(io.BytesIO(data)), size=edges, return_tensors="np")
+    patches, _ = processor.patches([PlacedImage(pixels, processor.grid(pixels), 0)])
+    assert np.array_equal(patches, whole["pixel_values"])
 
 
 def bomb() -> bytes:

@@ -83,3 +83,12 @@ def test_one_budget_of_the_command_line_is_for_suites_of_any_length():
             check_suite_decoding(suite, given, tiny_config(), tokenizer)
     with pytest.raises(ConfigError, match="--thinking-budget -1"):
         evaluation._with_budget(config, -1)
+
+
+def test_two_evaluations_do_not_write_into_one_folder(command, capsys, tmp_path):
+    with evaluation._reserved(tmp_path / "out"):
+        assert command(SCORED) == 2
+        assert "another evaluation writes into" in capsys.readouterr().err
+        assert (tmp_path / "out").is_dir(), "which the other one has yet to write into"
+    assert not (tmp_path / "out").exists(), "nothing was written"
+    assert command(SCORED) == 0 and json.loads(capsys.readouterr().out)["suites"]

@@ -166,7 +166,7 @@ class FakeTrainer:
     """Trainers whose ``write`` may go wrong, and that take ``delay`` polls to do it."""
 
     def __init__(self, write, delay=2):
-        self.write, self.delay, self.begun = write, delay, []
+        self.write, self.delay, self.begun, self.num_repaired = write, delay, [], 0
         self.trainer = self
 
     async def call(self, request):
@@ -272,6 +272,30 @@ def test_trainers_that_never_answer_cost_a_warning_too(inner, tmp_path):
         await made.begin(state_of(1))
         await asyncio.wait_for(made.finish(), 5)
         assert len(lines) == 1 and "did not end within 0.3 s" in lines[0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_one_that_a_death_has_cost_is_due_after_the_next_step(inner, tmp_path, dies):
+    """And one that a full disk has cost is not: each step would try in vain."""
+
+    def fails(folder) -> None:
+        trainer.num_repaired += dies
+        raise OSError("no")
+
+    trainer = FakeTrainer(fails)
+
+    async def run():
+        made, _, _ = saving(inner, trainer, tmp_path)
+        assert [step for step in range(1, 11) if made.is_due(step, 5)] == [5, 10] and not made.is_due(5, 0)
+        await made.begin(state_of(5))
+        await made.finish()
+        assert made.is_due(6, 5) == dies and not made.is_due(6, 0)
+        trainer.write = write_some
+        await made.begin(state_of(6))
+        await made.finish()
+        assert not made.is_due(7, 5) and inner.steps() == [6]
 
     asyncio.run(run())
 

@@ -155,6 +155,33 @@ def test_a_dead_rank_gives_no_turn_and_one_that_begins_anew_has_nothing_to_load(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("why", ["", "nobody waits", "the trainer works", "it is the generators' turn"])
+def test_groups_that_sleep_have_the_turn_once_the_trainer_is_idle(monkeypatch, why):
+    """As in a loop of one's own, which samples, computes gradients, and waits for the samples before the update."""
+    monkeypatch.setattr("titan_rl.mesh.control.colocation._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("titan_rl.mesh.control.colocation._IDLE_SECONDS", 0.01)
+
+    async def run():
+        turns, _ = make(monkeypatch)
+        await turns.begin()
+        for replica in turns.generators.replicas.values():
+            replica.num_groups = int(why != "nobody waits")
+        if why == "it is the generators' turn":
+            await turns.give()
+        turns.release()
+        if why == "the trainer works":
+            await turns.take()
+        watching = asyncio.create_task(turns.watch())
+        if why:
+            await asyncio.sleep(0.1)
+        else:
+            await asyncio.wait_for(turns.interrupted.wait(), 60)
+        assert turns.interrupted.is_set() == (not why)
+        watching.cancel()
+
+    asyncio.run(run())
+
+
 # runs
 
 

@@ -42,8 +42,9 @@ def test_asynchronous_two_of_everything_over_rdma(tmp_path):
 
 
 def test_stop_saves_and_resume_goes_on(tmp_path):
-    """With images, which generator and trainer see alike, and which replay finds on record."""
+    """With images, which generator and trainer see alike, and which replay finds on record; of adapters alone."""
     root, vision = tmp_path / "run", dict(model__path="tiny-vision", task__name="shapes")
+    vision |= dict(lora__rank=4, lora__sync="adapter", optimizer__lr=1e-2, model__images__max_pixels=24 * 24)
     process = running.start(root, **vision, training__steps=5000)
     running.wait_for_step(root, 3)
     children = running.descendants(process.pid)
@@ -63,8 +64,10 @@ def test_stop_saves_and_resume_goes_on(tmp_path):
     records = [record for record in read_metrics(root) if "reward" in record]
     assert len(records) == done + 2 and all(record["agreement_mean"] <= 1.0001 for record in records)
     groups = read_rollouts(root / "rollouts", done + 2)
-    assert all(rollout.images for group in groups for rollout in group.rollouts)
+    assert {tuple(each.images[0].pixels.shape) for group in groups for each in group.rollouts} == {(24, 24, 3)}
     assert len({group.rollouts[0].images[0].digest for group in groups}) == len(groups)
+    adapter = load_file(root / "adapter" / "adapter_model.safetensors")
+    assert all("model.language_model.layers." in name and tensor.any() for name, tensor in adapter.items())
     assert cli.main(["replay", str(root), "--from", str(done + 1), "--to", str(done + 2)]) == 0
 
 

@@ -262,6 +262,7 @@ def test_without_the_key_nothing_is_answered(served):
         ("[lora]\nrank = 4\n[rollout]\ntemperature = 0.5\n", "clients choose their own"),
         ("lora.rank = 4\ndrafter.path = 'there'\n", "no draft model learns what clients train"),
         ("[lora]\nrank = 4\n[generator]\nquantization = 'fp8_per_block'\n", "clients' losses do not weigh"),
+        ("lora.rank = 4\nmodel.path = 'tiny-vision'\n", "serve passes on text alone"),
     ],
 )
 def test_a_service_that_cannot_be_is_one_line_before_anything_starts(settings, words, tmp_path, capsys):

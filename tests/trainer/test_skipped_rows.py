@@ -174,9 +174,9 @@ class Run:
             metrics=self.metrics,
             record_event=lambda kind, **fields: self.notes.append((kind, fields)),
         )
-        none = SimpleNamespace()
+        none, unsaved = SimpleNamespace(), SimpleNamespace(is_due=lambda step, every: False)
         meshes = SimpleNamespace(trainer=self.trainer)
-        parts = (meshes, self.steps, none, none, nonfinite_batches, none, reporter, self.progress, self.left_out)
+        parts = (meshes, self.steps, none, unsaved, nonfinite_batches, none, reporter, self.progress, self.left_out)
         self.controller = OfflineController(self.run_dir, (), StopRequest(), DataComponents(*parts))
 
     def go(self, steps: int = STEPS) -> dict[int, tuple[float, float]]:

@@ -5,6 +5,7 @@ import shlex
 import pytest
 
 from titan_rl.config.command_line import TrainCommand
+from titan_rl.config.io.overrides import parse_overrides
 from titan_rl.controller.console.end_summary import end_summary, stopping
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import Progress
@@ -31,6 +32,7 @@ def said(
     cut=None,
     lost=0,
     model_step=None,
+    helped=None,
 ) -> str:
     progress = Progress(steps_asked=5, model_step=done if model_step is None else model_step)
     progress.seconds_training, progress.held_out_after = 61.0, Proportion(3, 4)
@@ -39,6 +41,7 @@ def said(
         "reward_by_step": [0.0, 0.5] * (done // 2),
         "steps_without_signal": without_signal,
         "truncated_mean": cut,
+        "helper_token_share_mean": helped,
         "samples": {"trained": 9} | ({"discarded (infra_error)": lost} if lost else {}),
     }
     return "\n".join(end_summary("completed", summary, progress, run_dir, TrainCommand(config_file, overrides or {})))
@@ -62,6 +65,19 @@ def test_one_that_had_nothing_to_learn_from_says_so(run_dir, without_signal, is_
 def test_samples_without_a_score_are_told(run_dir):
     assert "nothing was learned from: 16 discarded (infra_error); titan-rl ledger" in said(run_dir, 4, lost=16)
     assert "nothing was learned from" not in said(run_dir, 4)
+
+
+@pytest.mark.parametrize(
+    ("helped", "line"),
+    [
+        (None, ""),
+        (0.0, "helper generators sampled 0% of the tokens: the trainer never waited long enough to lend its devices"),
+        (0.376, "helper generators sampled 38% of the tokens; whether steps became shorter, seconds_step of a run"),
+    ],
+)
+def test_one_with_helpers_says_what_they_did(run_dir, helped, line):
+    text = said(run_dir, 4, helped=helped)
+    assert line in text and ("helper generators" in text) == (helped is not None)
 
 
 @pytest.mark.parametrize(("cut", "is_said"), [(None, False), (0.49, False), (0.9, True)])
@@ -105,6 +121,16 @@ def test_what_is_offered_next_is_told_what_the_run_was_told(run_dir):
     resumed, _, evaluated = said(run_dir, 3, overrides=overrides).partition("next: ")[2].splitlines()
     for line, fixed in ((resumed, "--training.steps=5 --model.path=m"), (evaluated, "--training.steps=5")):
         assert " ".join(shlex.split(line)).endswith(f" {fixed} {settings}") and "run.dir=x" not in line
+
+
+def test_a_model_is_evaluated_with_the_drafter_that_learned_beside_it(run_dir):
+    overrides = {"drafter": {"path": "models/draft", "updates": 2}}
+    assert "--drafter.path=models/draft" in said(run_dir, 5, overrides=overrides)
+    run_dir.drafter.mkdir()
+    (run_dir.drafter / "config.json").write_text("{}")
+    [evaluated] = [line for line in said(run_dir, 5, overrides=overrides).splitlines() if "titan-rl eval" in line]
+    told = parse_overrides(shlex.split(evaluated)[-2:])
+    assert told == {"drafter": {"updates": 2, "path": str(run_dir.drafter)}}
 
 
 def test_one_that_has_nothing_to_show_names_nothing(tmp_path):

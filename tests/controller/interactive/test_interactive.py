@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from titan_rl.controller.interactive.custom_step import CustomStep, OrderError
 from titan_rl.controller.interactive.live import RunEnded
 from titan_rl.controller.interactive.trainer import RankError
 from titan_rl.controller.session import Session
+from titan_rl.records.metrics import _has_signal
 
 # what is asked for
 
@@ -70,6 +73,38 @@ def test_a_batch_before_the_groups_that_it_is_of_is_out_of_order():
     own._collected = None
     with pytest.raises(OrderError, match="sample comes first"):
         own.batch([])
+
+
+@pytest.mark.parametrize(
+    ("advantages", "rewards", "has_signal"),
+    [
+        ([None, None], [1.0, 1.0], False),
+        ([None, None], [0.0, 1.0], True),
+        ([0.5, -0.5], [1.0, 1.0], True),
+        ([0.0, np.zeros(3)], [0.0, 1.0], False),
+    ],
+)
+def test_a_groups_signal_is_that_of_the_advantages_that_it_was_given(advantages, rewards, has_signal):
+    given = zip(advantages, rewards, strict=True)
+    rollouts = [SimpleNamespace(advantage=each, reward=reward, is_scored=True) for each, reward in given]
+    assert _has_signal(rollouts) == has_signal
+
+
+@pytest.mark.parametrize(
+    ("advantages", "said"),
+    [
+        ([float("nan"), 1.0], "the advantage of p sample 0 is nan: give finite numbers"),
+        (["high", 1.0], "the advantage of p sample 0 is 'high': give a number"),
+        ([None, 1.0], "sample 0 of p has no advantage, and 1 has"),
+        ([], "to leave one out, give its rollouts an advantage of 0"),
+    ],
+)
+def test_a_mistake_in_the_advantages_of_a_loop_of_ones_own_is_told_as_it_is_made(advantages, said):
+    rollouts = [SimpleNamespace(sample=number, advantage=value) for number, value in enumerate(advantages)]
+    own = object.__new__(CustomStep)
+    own._collected = SimpleNamespace(groups=[SimpleNamespace(prompt_id="p", rollouts=rollouts)])
+    with pytest.raises(ValueError, match=re.escape(said)):
+        own.batch(own._collected.groups if advantages else [])
 
 
 def test_the_package_has_no_other_doors():
@@ -244,6 +279,7 @@ def test_a_loop_of_ones_own_is_the_runs_own_bit_for_bit(finished_run, tmp_path, 
     asyncio.run(own_loop(tmp_path / "own", parse_overrides(running.overrides(**running.FINISHED)), 3))
     both = (titan_rl.connect(root).metrics[["loss", "grad_norm"]].loc[:3] for root in (finished_run, tmp_path / "own"))
     one, other = both
+    assert titan_rl.connect(tmp_path / "own").summary["seconds_training"] > 0
     assert one.equals(other) and one["grad_norm"].gt(0).any()
     assert titan_rl.connect(tmp_path / "own").rollouts(3)["advantage"].notna().all()
     capsys.readouterr()

@@ -17,6 +17,7 @@ from titan_rl.controller.interactive.plots import time_bar
 from titan_rl.controller.interactive.run_view import RunView
 from titan_rl.controller.interactive.tables import Table
 from titan_rl.controller.interactive.token_view import TokenView, of_tokens, shade
+from titan_rl.controller.loop.shutdown import StopRequest
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.records.run_directory.rundir import RunDir
 
@@ -61,7 +62,7 @@ class FakeSession:
     def __init__(self, run_dir: RunDir):
         self.run_dir, self.display = run_dir, SimpleNamespace(follow=lambda: None)
         self.progress, self.has_started = SimpleNamespace(step=3, steps_asked=9), True
-        self.may_end = asyncio.Event()
+        self.may_end, self.stop_request = asyncio.Event(), StopRequest()
 
     async def step(self) -> None:
         self.run_dir.phase.write_text(f"{self.progress.step} publishing")

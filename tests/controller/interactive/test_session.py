@@ -11,6 +11,7 @@ import running
 from titan_rl.config.command_line import TrainCommand
 from titan_rl.config.io.overrides import parse_overrides
 from titan_rl.config.load import load_config
+from titan_rl.controller.interactive.live import LiveSession, RunEnded
 from titan_rl.controller.loop.shutdown import Stopped, StopRequest
 from titan_rl.controller.session import Session
 from titan_rl.records.metrics import read_metrics
@@ -69,7 +70,13 @@ def test_a_second_stop_ends_a_session_unsaved_and_in_order(is_asked_before):
         await asyncio.sleep(0)
         happened.append(why)
         return dict(
-            steps_done=3, steps_asked=5, reward_by_step=[], steps_without_signal=0, truncated_mean=None, samples={}
+            steps_done=3,
+            steps_asked=5,
+            reward_by_step=[],
+            steps_without_signal=0,
+            truncated_mean=None,
+            helper_token_share_mean=None,
+            samples={},
         )
 
     async def close() -> None:
@@ -114,3 +121,59 @@ def test_without_a_stop_the_work_is_done_and_its_errors_are_its_own():
             await stop.interrupts(work(KeyError("x")))
 
     asyncio.run(drive())
+
+
+def test_a_fault_that_no_call_raises_ends_what_waits_and_whatever_comes_later():
+    async def drive() -> None:
+        stop, fault, ended = StopRequest(), OSError("the trainer cannot be repaired"), []
+
+        async def waits() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                ended.append(True)
+
+        asyncio.get_running_loop().call_later(0.01, stop.fail, fault)
+        for count in (1, 2):
+            with pytest.raises(OSError) as raised:
+                await stop.unless_failed(waits())
+            assert raised.value is fault and len(ended) == count, "its own end came first"
+        assert not stop.is_requested, "what can be saved is"
+
+    asyncio.run(drive())
+
+
+@pytest.mark.parametrize("of_the_work", [ValueError("its own"), None])
+def test_what_ends_by_itself_is_answered(of_the_work):
+    async def work() -> int:
+        if of_the_work is not None:
+            raise of_the_work
+        return 7
+
+    if of_the_work is None:
+        assert asyncio.run(StopRequest().unless_failed(work())) == 7
+    else:
+        with pytest.raises(ValueError, match="its own"):
+            asyncio.run(StopRequest().unless_failed(work()))
+
+
+def test_a_cell_that_waits_ends_with_the_fault_and_the_run_is_closed():
+    stop, closed = StopRequest(), []
+
+    async def close(error: BaseException) -> None:
+        closed.append(error)
+
+    async def drive() -> None:
+        session = SimpleNamespace(
+            run_dir=RunDir(Path("run")), stop_request=stop, close=close, display=SimpleNamespace(follow=lambda: None)
+        )
+        run = LiveSession(session)
+        asyncio.get_running_loop().call_later(0.01, stop.fail, OSError("the trainer cannot be repaired"))
+        with pytest.raises(OSError, match="cannot be repaired"):
+            await run._in_turn(asyncio.Event().wait)
+        with pytest.raises(RunEnded, match="the trainer cannot be repaired"):
+            await run._in_turn(asyncio.Event().wait)
+
+    asyncio.run(drive())
+    assert [str(error) for error in closed] == ["the trainer cannot be repaired"]

@@ -7,6 +7,7 @@ import pytest
 
 from titan_rl.config.device_defaults import for_device, generator_on
 from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.controller.planning import device_report
 from titan_rl.controller.planning.device_plan import DevicePlan, Machine, plan_devices
@@ -16,6 +17,7 @@ from titan_rl.controller.preflight.checks import resolve
 from titan_rl.controller.session import Session
 from titan_rl.mesh.resources.devices import HELPER, Seat, seats_of
 from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.builtin.tiny_vision import make_tiny_vision
 
 
 def planned(machine: Machine, **sections) -> DevicePlan:
@@ -70,6 +72,17 @@ def test_ranks_of_an_engine_share_its_model_too():
     assert half["weights"] == whole["weights"] / 2
     assert [need.process for need in two.needs[Seat(0, 2)]] == ["generator 0 rank 1"]
     assert two.devices.table.engines() == [(Seat(0, 1), Seat(0, 2))]
+
+
+def test_an_engine_makes_room_for_a_step_of_images_or_a_larger_one(monkeypatch):
+    def images(**sections) -> float:
+        [_, engine] = planned(ONE, **sections).needs[Seat(0, 0)]
+        return engine.bytes_by_reason.get("images", 0.0)
+
+    monkeypatch.setattr("titan_rl.controller.planning.device_memory.GPU_STEP_TOKENS", 100)
+    seeing = {"model": {"path": "tiny-vision"}, "task": {"name": "shapes"}}
+    limited = seeing | {"model": {"path": "tiny-vision", "images": {"max_pixels": 128 * 64}}}
+    assert images() == 0 < images(**limited) == images(**seeing) / 2
 
 
 def test_roles_with_processes_of_their_own_have_gpus_of_their_own():
@@ -239,6 +252,12 @@ def test_vllm_s_settings(on_cpu, monkeypatch, tmp_path):
         config.torch_compile = False
         made = arguments.engine_arguments(config, tmp_path, 512, (2, 3))
         assert made.compilation_config.mode == CompilationMode.NONE and not made.enforce_eager
+    make_tiny_vision(tmp_path / "vision", seed=1, hidden_size=64, num_layers=1)
+    images = ImagesConfig(max_pixels=4096)
+    made = arguments.engine_arguments(config, tmp_path / "vision", 512, images=images)
+    assert made.mm_processor_kwargs == {"size": {"shortest_edge": 256, "longest_edge": 4096}}
+    made = arguments.engine_arguments(config, tmp_path / "vision", 512)
+    assert made.mm_processor_kwargs is None and made.limit_mm_per_prompt == {"image": 999, "video": 0}
 
 
 def test_a_token_under_way_at_an_update_is_the_old_weights():

@@ -221,6 +221,16 @@ def test_staleness_hides_how_long_a_batch_waits_for_its_longest_answers(devices)
     assert seen[4].seconds == pytest.approx(forecast(replace(scenario, staleness=4)).seconds, rel=0.15)
 
 
+def test_helpers_shorten_steps_in_which_the_trainer_waits_for_crowded_engines():
+    batch = replace(BATCH, groups=64)
+    crowded = replace(SCENARIO, batch=batch, staleness=1, replicas=2, engine=replace(ENGINE, max_requests=32))
+    alone, helped = simulated(crowded), simulated(replace(crowded, helpers=2))
+    assert alone.trainer_idle > 0.3 and helped.seconds < 0.9 * alone.seconds
+    assert helped.trainer_idle < alone.trainer_idle and helped.staleness_max <= 1
+    roomy = replace(crowded, engine=replace(ENGINE, max_requests=10**4))
+    assert simulated(replace(roomy, helpers=2)).seconds == pytest.approx(simulated(roomy).seconds, rel=0.02)
+
+
 def test_lengths_are_made_by_a_seed_and_bounded():
     made = lengths(100, 400, 4000, seed=3)
     assert (made == lengths(100, 400, 4000, seed=3)).all() and made.max() <= 400 and 90 < made.mean() < 105

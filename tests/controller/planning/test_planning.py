@@ -201,6 +201,7 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys, name, key):
         (["fp8_tiny", "--lora.rank=8"], "adapters are not trained on layers in FP8"),
         (["calculator_tiny", "--algorithm.name=sdpo"], "is for tasks of one answer"),
         (["mopd_tiny", "--teacher.path=tiny"], "teacher.path = 'tiny'"),
+        (["shapes_tiny", "--model.images.max_pixels=32064"], "501 tokens, of the 8 x 8 pixels of a token each"),
         (["shapes_tiny", "--checkpoint.export_quantization=fp8_per_channel"], "a vision tower (vision_config"),
     ],
 )

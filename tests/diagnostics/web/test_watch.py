@@ -1,6 +1,8 @@
 """The page that looks inside runs: who is let in, what is shown of hostile text, what a selection asks."""
 
 import asyncio
+import base64
+import io
 import os
 import re
 import shutil
@@ -19,10 +21,13 @@ import pyarrow.parquet as pq
 import pytest
 import watched_run
 from another_user import as_another_user, ask, needs_root
+from made_rollouts import rollout_of
+from PIL import Image
 
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError
-from titan_rl.data.types import Provenance, Rollout, Turn, correct
+from titan_rl.data.images import PlacedImage
+from titan_rl.data.types import Group, Provenance, Rollout, Turn, correct
 from titan_rl.diagnostics.bench.page.browser import browser_page, why_no_browser
 from titan_rl.diagnostics.bench.page.watch import served
 from titan_rl.diagnostics.web.data.answer_selection import AnswerSelection, answer_selection_of
@@ -30,8 +35,9 @@ from titan_rl.diagnostics.web.data.evaluations import AnswersPage, Evaluations, 
 from titan_rl.diagnostics.web.data.facts import account_of, actors_of, faults_of, plain_events, state_of
 from titan_rl.diagnostics.web.data.index import RolloutIndex
 from titan_rl.diagnostics.web.data.selection import RIGHT, Selection, selection_of, whole_number
-from titan_rl.diagnostics.web.data.watched_run import WatchedEvaluations, watched
+from titan_rl.diagnostics.web.data.watched_run import Watched, WatchedEvaluations, watched
 from titan_rl.diagnostics.web.guard import Guard
+from titan_rl.diagnostics.web.html.images import images_html
 from titan_rl.diagnostics.web.html.timeline import busy_share, draw
 from titan_rl.diagnostics.web.html.tokens import COLOURS, Tokens, facts_of
 from titan_rl.diagnostics.web.views import estimates
@@ -47,6 +53,7 @@ from titan_rl.records.evaluations.files import write_result
 from titan_rl.records.evaluations.results import Answer, Question, SuiteResult
 from titan_rl.records.plot import curves_of, panels_of
 from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.rollouts import write_rollouts
 from titan_rl.records.steps.trace import write_trace
 
 EVIL = "<script>document.title='forged'</script><img src=x onerror=\"document.title='forged'\">'\"><b>{{7*7}}\x1b[2J"
@@ -181,6 +188,24 @@ def test_a_token_tells_both_sides():
     assert shown.count("not trained on") == 2
     assert dict(facts_of(tokens, "no_peers"))["trained on"] == "no: no_peers"
     assert np.isnan(Tokens(rollout(), list("abcd")).trainer_T).all()
+
+
+def test_images_of_a_prompt_are_shown_with_each_of_its_rollouts(tmp_path):
+    """As PNG made of recorded pixels; a large one as a small one, and few of many."""
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 16, 3), dtype=np.uint8)
+    image = PlacedImage(pixels, (1, 2), 0)
+    (tmp_path / "rollouts").mkdir()
+    write_rollouts(tmp_path / "rollouts", 1, [Group("p", [rollout_of("p", n, images=(image,)) for n in range(2)])])
+    run = Watched(RunDir(tmp_path))
+    found = [run.tokens(1, "p", sample)[1].rollout.images for sample in range(2)]
+    assert [len(images) for images in found] == [1, 1] and len(run.images(1, "p", 1)) == 1
+    assert not run.images(1, "q", 0) and not run.images(2, "p", 0) and images_html(()) == ""
+    shown = images_html(found[1])
+    [data] = re.findall('<img src="data:image/png;base64,([^"]*)" width="128" height="64" alt="16 x 8 pixels', shown)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), pixels)
+    large = PlacedImage(np.zeros((600, 1200, 3), np.uint8), (1, 2), 0)
+    shown = images_html([large] * 9)
+    assert shown.count("<img") == 8 and 'width="512" height="256"' in shown and "1 more" in shown
 
 
 def test_provenance_has_a_look_of_its_own_for_each():

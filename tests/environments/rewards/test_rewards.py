@@ -343,7 +343,7 @@ def test_held_out_answers_that_could_not_be_scored_in_time_are_counted():
         ("rewards_of_tests:of_openrlhf", ["takes 'queries' where it is given the prompt"]),
         ("rewards_of_tests:swapped", ["takes 'completion' where it is given the prompt"]),
         ("rewards_of_tests:of_answer", ["takes 'ground_truth' where it is given the row", "row['answer']"]),
-        ("rewards_of_tests:NUMBER", ["is a int: name a function (prompt, completion, row)"]),
+        ("rewards_of_tests:NUMBER", ["is of type int: name a function (prompt, completion, row)"]),
         ("broken_rewards_of_tests:x", ["ZeroDivisionError", "broken_rewards_of_tests.py, line 2"]),
     ],
 )

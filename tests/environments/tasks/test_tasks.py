@@ -69,6 +69,29 @@ assert reasoning_gym.factory.DATASETS["gcd"] is family("gcd") and reasoning_gym.
 assert "sympy" in sys.modules and "matplotlib" not in sys.modules
 assert family("acre"), "whose file is not named like it"
 """
+BESIDE_A_USERS_IMPORT = """
+from threading import Thread
+
+import titan_rl.compat.reasoning_gym as parts
+
+
+def user():
+    import reasoning_gym
+    assert reasoning_gym.create_dataset("gcd", seed=1, size=1)[0]
+
+
+def ours():
+    found.append(len(parts.families()))
+
+
+found = []
+threads = [Thread(target=user), Thread(target=ours)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert found and found[0] > 90, "all of them, though another thread was importing them"
+"""
 SHARED_BY_THREADS = """
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -91,7 +114,9 @@ with ThreadPoolExecutor(4) as threads:  # a star asks for __all__
 """
 
 
-@pytest.mark.parametrize("program", [PARTS, SHARED_BY_THREADS], ids=["parts", "threads"])
+@pytest.mark.parametrize(
+    "program", [PARTS, BESIDE_A_USERS_IMPORT, SHARED_BY_THREADS], ids=["parts", "a user's import", "threads"]
+)
 def test_a_family_is_imported_with_its_category_alone(program):
     """And the package is whole for whoever asks for it afterwards."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

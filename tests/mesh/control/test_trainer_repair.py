@@ -138,7 +138,9 @@ def test_a_dead_rank_is_replaced_and_the_step_begun_again():
     asyncio.run(run())
 
 
-def test_it_waits_after_a_call_but_not_with_gradients_that_are_yet_to_be_applied():
+def test_it_waits_after_each_call_also_with_gradients_that_are_yet_to_be_applied():
+    """A loop of one's own may wait for samples between backward and update, and a helper may have them."""
+
     async def run():
         mesh, log, _ = make(set(), steps=[])
         mesh.colocation.release = lambda: log.append("waits")
@@ -153,10 +155,9 @@ def test_it_waits_after_a_call_but_not_with_gradients_that_are_yet_to_be_applied
         await mesh.train([], 1)
         assert log == ["train 1", "waits", "standby"]
         await mesh.forward_backward(SimpleNamespace(has_signal=True))
-        await mesh.wait_until_complete()
-        assert log.count("waits") == 1
-        assert await mesh.optim_step(2) == "step 2"
         assert log.count("waits") == 2
+        assert await mesh.optim_step(2) == "step 2"
+        assert log.count("waits") == 3
 
     asyncio.run(run())
 
@@ -240,6 +241,46 @@ def test_a_step_in_between_starts_the_count_again():
         await mesh.train([], 1)
         await mesh.train([], 2)
         assert log.count("replace") == 8
+
+    asyncio.run(run())
+
+
+def test_a_repair_that_fails_begins_again_before_any_rank_computes():
+    """As where the keeper of a dead rank's snapshots dies, too: whoever has joined has the weights of the file."""
+
+    async def run():
+        mesh, log, events = make({1}, steps=[0])
+        failures = 2
+
+        async def restore(found: RestorableSteps, step: int) -> None:
+            nonlocal failures
+            failures -= 1
+            log.append("restore")
+            if failures >= 0:
+                raise OSError("the keeper has gone")
+
+        mesh.snapshots.restore = restore
+        assert await mesh.train([], 1) == ["metrics"]
+        calls = [line for line in log if line in ("train 1", "join", "restore", "link reopen")]
+        assert calls == ["train 1", *2 * ["join", "restore"], "join", "restore", "link reopen", "train 1"]
+        assert [fields["who"] for kind, fields in events if kind == "trainer_repaired"] == ["trainer rank 1"]
+
+    asyncio.run(run())
+
+
+def test_a_repair_that_never_succeeds_is_told_and_no_rank_computes():
+    async def run():
+        mesh, log, _ = make({1}, steps=[0])
+
+        async def restore(found: RestorableSteps, step: int) -> None:
+            raise OSError("the checkpoint cannot be read")
+
+        mesh.snapshots.restore = restore
+        with pytest.raises(OSError, match="cannot be read"):
+            await mesh.train([], 1)
+        with pytest.raises(ActorFault, match="repaired 5 times without a step in between"):
+            await mesh.train([], 2)
+        assert log.count("join") == 5 and [line for line in log if line.startswith("train")] == ["train 1"]
 
     asyncio.run(run())
 
@@ -376,6 +417,7 @@ class SlowLink(WeightLink):
     def __init__(self):
         super().__init__(None, "auto", seconds=1.0)
         self.plan, self.version, self.taken, self.may_connect = "a plan", 4, [], asyncio.Event()
+        self._staged = {4}
 
     async def _connect(self, replica: Replica) -> None:
         await self.may_connect.wait()
@@ -401,6 +443,29 @@ def test_a_replica_that_is_brought_up_as_a_version_goes_out_takes_that_version_t
         link.may_connect.set()
         await asyncio.gather(coming, delivery)
         assert link.taken == [(1, 4), (0, 5), (1, 5)]
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_is_brought_up_after_a_repair_takes_the_version_that_was_published_again():
+    """The live one went with the regions of before, and would be waited for until a deadline, with all others."""
+
+    async def run():
+        link = SlowLink()
+        link.may_connect.set()
+        link.trainers, link.setting = SimpleNamespace(ranks=[], of_policy=[]), "auto"
+        await link.stage(4)
+        await link.bring_up(Replica(0))
+        await link._open()
+        with pytest.raises(RuntimeError, match="the trainer is being repaired"):
+            await link.bring_up(Replica(1))
+        assert link.is_broken
+        await link.resume(5)
+        await link.bring_up(Replica(1))
+        link.version = 5
+        await link.stage(6)
+        await link.bring_up(Replica(2))
+        assert link.taken == [(0, 4), (1, 5), (2, 5)] and not link.is_broken
 
     asyncio.run(run())
 

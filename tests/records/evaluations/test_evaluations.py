@@ -67,7 +67,16 @@ def test_an_interval_covers_as_often_as_it_says():
 def test_an_interval_is_the_same_when_it_is_made_again():
     values = [0.0, 0.25, 1.0, 0.5]
     assert estimate(values, "avg@4") == estimate(values, "avg@4")
-    assert estimate([0.5, 0.5], "x") == estimate([0.5], "y")
+
+
+@pytest.mark.parametrize(
+    ("values", "interval"), [([0.0] * 2, (0.0, 0.6576)), ([1.0], (0.2065, 1.0)), ([0.5] * 4, None)]
+)
+def test_questions_that_are_all_alike_prove_little(values, interval):
+    """By resampling alone the interval would have no width; expected ones by R's prop.test(correct = FALSE)."""
+    found = estimate(values, "avg@1")
+    assert found.value == values[0] and found.low <= values[0] <= found.high and found.high - found.low > 0.5
+    assert interval is None or (found.low, found.high) == pytest.approx(interval, abs=1e-4)
 
 
 def answer(sample: int, final: str | None, *, right: bool, flexible: bool, status: str = "ok") -> Answer:

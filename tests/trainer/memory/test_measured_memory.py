@@ -106,27 +106,32 @@ def test_a_pass_keeps_about_what_plans_estimate(mode, model):
 def test_a_vision_tower_keeps_about_what_plans_estimate(is_kept, tmp_path):
     make_tiny_vision(tmp_path, seed=1)
     hf = read_hf_config(tmp_path)
-    tower, (rows, columns), kept = VisionTower(VisionTower.Config(hf=hf.vision_config)), (64, 64), dict[int, int]()
-    if not is_kept:
-        recompute_tower(tower)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in tower.parameters()}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        if (storage := tensor.untyped_storage()).data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    training, vision = checked_of(tmp_path).titan.training, hf.vision_config
-    training.seq_len = rows * columns // vision.spatial_merge_size**2
-    told = activations(hf, training, is_kept)
-    del hf.vision_config
-    told -= activations(hf, training, is_kept)
+    training, vision, (rows, columns) = checked_of(tmp_path).titan.training, hf.vision_config, (64, 64)
     numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
     images = ImageInputs(torch.rand(rows * columns, numbers), torch.tensor([[1, rows, columns]]), torch.arange(1))
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        tower(images)
+
+    def kept(*, learns: bool) -> int:
+        tower, saved = VisionTower(VisionTower.Config(hf=vision, is_trained=learns)), dict[int, int]()
+        if not is_kept:
+            recompute_tower(tower)
+        weights = {parameter.untyped_storage().data_ptr() for parameter in tower.parameters()}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            if (storage := tensor.untyped_storage()).data_ptr() not in weights:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            tower(images)
+        return sum(saved.values())
+
+    training.seq_len = rows * columns // vision.spatial_merge_size**2
+    told, below_adapters = (activations(hf, training, is_kept, tower_learns=learns) for learns in (True, False))
+    del hf.vision_config
+    told, below_adapters = (count - activations(hf, training, is_kept) for count in (told, below_adapters))
     most = 1.3 if is_kept else 4  # with the activations of a block, which are made again in the backward
-    assert 0.9 < told / sum(kept.values()) < most
+    assert 0.9 < told / kept(learns=True) < most
+    assert not kept(learns=False) and 0 < below_adapters < told
 
 
 def test_a_cpu_s_plan_counts_the_same_state(model):

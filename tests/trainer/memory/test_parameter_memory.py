@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from titan_rl.trainer.memory.offloading import moments_of, move, onload
-from titan_rl.trainer.memory.parameter_memory import trained_tensors
+from titan_rl.trainer.memory.parameter_memory import gradients_of, trained_tensors
 from titan_rl.trainer.model.optimizer import begin_moments
 
 NUM_RANKS, STEPS = 2, 3
@@ -23,14 +23,14 @@ def move_all(learner) -> None:
 
 
 def take_a_turn(learner) -> None:
-    """As a rank on a GPU does: its moments lie on the host, and come back."""
-    moments = moments_of(learner)
-    assert len(moments) == 2 * len({id(held.parameter) for held in moments}) > 0
-    for held in moments:
+    """As a rank on a GPU does: its moments and gradients lie on the host, and come back."""
+    moments, gradients = moments_of(learner), gradients_of(learner)
+    assert len(moments) == 2 * len(gradients) == 2 * len({id(held.parameter) for held in moments}) > 0
+    for held in moments + gradients:
         before = held.memory.data_ptr()
         move(held, torch.device("cpu"))
         assert held.memory.data_ptr() != before
-    onload(learner, moments)
+    onload(learner, moments + gradients)
 
 
 def trained(moves_before: int | None, moves=move_all) -> list[torch.Tensor]:
@@ -47,9 +47,11 @@ def trained(moves_before: int | None, moves=move_all) -> list[torch.Tensor]:
         learning=lambda: {"policy": SimpleNamespace(model_parts=[model])},
     )
     for step in range(STEPS):
-        if step == moves_before:
+        if step == moves_before and moves is move_all:
             moves(learner)
         model(torch.randn(4, 7, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+        if step == moves_before and moves is take_a_turn:
+            moves(learner)
         optimizer.step()
         optimizer.zero_grad()
     return [parameter.full_tensor().detach() for parameter in model.parameters()]
