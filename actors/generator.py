@@ -118,6 +118,11 @@ class Generator(Actor):
         return await asyncio.wrap_future(self.engine.generate(request))
 
     @concurrent_endpoint
+    async def abort(self, request_id: str) -> None:
+        """Sample a request no further, whose caller has left. Rank 0 only."""
+        await asyncio.wrap_future(self.engine.abort(request_id))
+
+    @concurrent_endpoint
     async def take_statistics(self) -> EngineStatistics:
         """Engine statistics since the last update or the last call. Rank 0 only."""
         return await asyncio.wrap_future(self.engine.take_statistics())

@@ -112,7 +112,7 @@ class Verifier(Actor):
 
     @concurrent_endpoint
     async def move_group(self, prompt_id: str, reference: bytes | None) -> None:
-        """Send a group's requests to another generator, since its own has died; None: another is to come."""
+        """Send a group's requests to another generator, since its own has died or sleeps; None: another is to come."""
         if (asked := self.asked.get(prompt_id)) is not None:
             asked.move(reference)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from monarch.actor import ActorError
 from started_meshes import meshes_of, worst_difference
 
 from titan_rl.algorithms.batches.batching import sft_batches
@@ -67,6 +68,26 @@ async def two_turns(meshes, leader, decoding: Decoding) -> tuple[list[int], floa
     return [turn.start for turn in rollout.turns], math.log(metrics.agreement_max)
 
 
+async def beside_an_aborted_one(leader, ask) -> list[Completion]:
+    """Answers while another request is aborted, which leaves nothing behind."""
+    await leader.take_statistics.call_one()
+    asked = Request(PROMPT, [5, 6], 120, 0.2, Decoding(stop_tokens=()), id="a")
+    aborted = asyncio.ensure_future(result_of(leader.generate.call_one(asked)))
+    beside = asyncio.ensure_future(ask(CUT["none"]))
+    await asyncio.sleep(0)
+    await leader.abort.call_one("a")  # which comes before it can be done
+    with pytest.raises(ActorError, match="its caller has aborted it"):
+        await aborted
+    completions = await beside
+    statistics = await leader.take_statistics.call_one()
+    assert statistics.num_tokens == sum(len(completion.tokens) for completion in completions)
+    return completions
+
+
+async def result_of(answer):
+    return await answer
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
     """By each decoding, of a model that is sharp enough to be cut: completions, and the worst difference of a token's
@@ -97,6 +118,7 @@ def answers(tmp_path_factory) -> dict[str, tuple[list[Completion], float]]:
             for name in PENALIZED:
                 found[f"{name}, two turns"] = await two_turns(meshes, leader, PENALIZED[name])
             found["greedy"] = await ask(CUT["top-p"], 0.0), 0.0
+            found["beside an aborted one"] = await beside_an_aborted_one(leader, ask), 0.0
             text = read_tokenizer(folder / "model").decode(found["none"][0][0].tokens[3:6])
             found["stop"] = await ask(Decoding(stop=(text,))), 0.0
             return found
@@ -110,6 +132,11 @@ def test_trainer_and_generator_agree_about_each_token(answers, name):
     print(f"worst ratio of {name}: {np.exp(worst):.8f}")
     assert worst < 1e-5
     assert (completions[0].mask is None) == (not ASKED[name].truncates)
+
+
+def test_a_request_beside_one_that_is_aborted_has_the_same_answers(answers):
+    alone, beside = answers["none"][0], answers["beside an aborted one"][0]
+    assert [list(each.tokens) for each in beside] == [list(each.tokens) for each in alone]
 
 
 @pytest.mark.parametrize("name", PENALIZED)

@@ -4,6 +4,7 @@ import mmap
 import queue
 import threading
 from collections import deque
+from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,10 +33,14 @@ class FakeEngine:
 
     def __init__(self):
         self.taken: list[SamplingParams] = []
+        self.aborted: list[str] = []
 
     def add_request(self, request_id: str, prompt, parameters: SamplingParams) -> str:
         self.taken.append(parameters)
         return request_id
+
+    def abort_request(self, request_ids: list[str], internal: bool) -> None:
+        self.aborted += request_ids
 
     def has_unfinished_requests(self) -> bool:
         return False
@@ -93,6 +98,21 @@ def test_whoever_waits_for_an_engine_that_fails_is_told_why(monkeypatch):
             future.result(5)
     with pytest.raises(RuntimeError, match="the vLLM engine failed: ZeroDivisionError: what it died of"):
         made.generate(ask(1.0))
+
+
+def test_a_request_that_is_aborted_ends_alone(monkeypatch):
+    made = make_engine()
+    ended, other, nameless = (
+        made.generate(replace(ask(1.0, seeds), id=name)) for seeds, name in (((1, 2), "a"), ((3,), "b"), ((4,), ""))
+    )
+    for name in ("a", "a", "unknown", ""):
+        made.abort(name)
+    monkeypatch.setattr(made, "_step", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made._lead()
+    with pytest.raises(RequestRefused, match="aborted"):
+        ended.result(5)
+    assert not other.done() and not nameless.done() and made._engine.aborted == ["0", "1"]
 
 
 def test_what_vllm_is_told_of_a_sample():

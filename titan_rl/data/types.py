@@ -486,6 +486,8 @@ class Request:
     """Also the experts that each token went through, of an engine that records them."""
     images: Sequence[PlacedImage] = ()
     """What its tokens show."""
+    id: str = ""
+    """By which it can be aborted; empty: not."""
 
     def check(self, vocabulary: int) -> None:
         """Check of a request's tokens.

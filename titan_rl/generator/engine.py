@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,14 @@ from titan_rl.generator.engine_arguments import engine_arguments
 from titan_rl.generator.engine_start import start_engine
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
 from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
-from titan_rl.generator.vllm_requests import engine_prompt, prompt_logprobs, sampling_mask, sampling_parameters
+from titan_rl.generator.vllm_requests import (
+    Pending,
+    Sample,
+    engine_prompt,
+    prompt_logprobs,
+    sampling_mask,
+    sampling_parameters,
+)
 from titan_rl.generator.weights import vllm_backend, vllm_loader
 from titan_rl.generator.weights.vllm_backend import load_version, transfer_engine
 from titan_rl.generator.weights.vllm_recording import Recorded
@@ -63,29 +70,6 @@ class _Action:
 
     command: Command
     future: Future
-
-
-@dataclass
-class _Pending:
-    """One request with several samples, until the last of them is done."""
-
-    future: Future
-    completions: list[Completion | None]
-    left: int
-
-
-@dataclass
-class _Sample:
-    pending: _Pending
-    place: int
-    engine_id: str
-    """vLLM's own id of it."""
-    masked_words: int
-    """Words of the vocabulary, of which a sampling mask is given back; 0: none is."""
-    decoding: Decoding
-    records_routing: bool = False
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """(number of tokens generated before, policy version that generates the next ones), in order."""
 
 
 def _readable(error: BaseException) -> BaseException:
@@ -148,7 +132,7 @@ class GenerationEngine:
         self._held_back: deque[_Action] = deque()
         self._at_hand: list[_Action] = []
         """Taken from the two above, and not all answered yet."""
-        self._samples: dict[str, _Sample] = {}
+        self._samples: dict[str, Sample] = {}
         self._num_requests = 0
         self._posting = threading.Lock()
         self._broken: BaseException | None = None
@@ -162,6 +146,10 @@ class GenerationEngine:
     def generate(self, request: Request) -> Future:
         """A future of list[Completion], one per seed of the request."""
         return self._post(Command("add", (request,)))
+
+    def abort(self, request_id: str) -> Future:
+        """Abort a request, if it is under way."""
+        return self._post(Command("abort", (request_id,)))
 
     def connect(self, setup: ReaderSetup) -> WeightReader:
         """Connect this rank to the channel: before the first update, and again after the trainer has restarted."""
@@ -317,7 +305,7 @@ class GenerationEngine:
             raise
 
     def _add(self, request: Request, future: Future) -> None:
-        pending = _Pending(future, [None] * len(request.seeds), len(request.seeds))
+        pending = Pending(request.id, future, [None] * len(request.seeds), len(request.seeds))
         # a block of the prefix cache must be found only under the weights that computed it; the version alone does not
         # identify them, since a run that goes back to a checkpoint makes the later versions again
         salt = f"{self.version}.{self._num_updates}"
@@ -339,7 +327,7 @@ class GenerationEngine:
             masked_words = num_words if request.decoding.truncates and request.temperature else 0  # greedy cuts nothing
             settings = masked_words, request.decoding
             versions = [(0, self.version)]
-            self._samples[request_id] = _Sample(pending, place, engine_id, *settings, request.routed_experts, versions)
+            self._samples[request_id] = Sample(pending, place, engine_id, *settings, request.routed_experts, versions)
 
     def _prepare(self, decoding: Decoding) -> None:
         """Have the engine do what it does not do from the start, since most runs want none of it.
@@ -357,6 +345,14 @@ class GenerationEngine:
                 raise ValueError("a budget for thinking, and the tokenizer has no tokens that open and close it")
             limit_thinking(self._engine, self.on_worker(lambda worker: worker.model_runner), *tags)
             self._tags = tags
+
+    def _abort(self, request_id: str) -> None:
+        aborted = [name for name, sample in self._samples.items() if request_id and sample.pending.id == request_id]
+        for name in aborted:
+            sample = self._samples.pop(name)
+            self._engine.abort_request([sample.engine_id], internal=True)
+            if not sample.pending.future.done():
+                sample.pending.future.set_exception(RequestRefused("its caller has aborted it"))
 
     def _can_step(self) -> bool:
         return not self._is_asleep and self._engine.has_unfinished_requests()
@@ -423,7 +419,7 @@ class GenerationEngine:
         if not pending.left and not pending.future.done():
             pending.future.set_result(pending.completions)
 
-    def _routed_experts(self, output: RequestOutput, sample: _Sample) -> np.ndarray:
+    def _routed_experts(self, output: RequestOutput, sample: Sample) -> np.ndarray:
         [result] = output.outputs
         assert output.prompt_token_ids is not None
         count = len(output.prompt_token_ids) + len(result.token_ids) - 1

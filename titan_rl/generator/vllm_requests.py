@@ -1,6 +1,7 @@
 """What vLLM is told of a sample, and what it gives back, in this package's own types."""
 
-from dataclasses import asdict
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from vllm import SamplingParams
@@ -14,9 +15,36 @@ from titan_rl.compat.vllm.vision import image_request
 from titan_rl.data.images import ImageProcessor
 from titan_rl.data.storage.sampling_mask import SamplingMask
 from titan_rl.data.storage.stored_images import check_images
-from titan_rl.data.types import PromptLogprobs, Request
+from titan_rl.data.types import Completion, Decoding, PromptLogprobs, Request
 
 EnginePrompt = TokensPrompt | MultiModalInput
+
+
+@dataclass
+class Pending:
+    """One request with several samples, until the last of them is done."""
+
+    id: str
+    """By which it can be aborted; empty: not."""
+    future: Future
+    completions: list[Completion | None]
+    left: int
+
+
+@dataclass
+class Sample:
+    """One sample of a request, until it is done."""
+
+    pending: Pending
+    place: int
+    engine_id: str
+    """vLLM's own id of it."""
+    masked_words: int
+    """Words of the vocabulary, of which a sampling mask is given back; 0: none is."""
+    decoding: Decoding
+    records_routing: bool = False
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """(number of tokens generated before, policy version that generates the next ones), in order."""
 
 
 def engine_prompt(request: Request, processor: ImageProcessor | None, salt: str) -> EnginePrompt:

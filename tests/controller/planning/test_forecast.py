@@ -10,13 +10,15 @@ from titan_rl.config.load import ConfigError
 from titan_rl.controller.planning.forecast.generation import Engine, decode_step, generating
 from titan_rl.controller.planning.forecast.rates import as_toml, device_names, rates_of
 from titan_rl.controller.planning.forecast.report import forecast_lines
-from titan_rl.controller.planning.forecast.shapes import SHAPES, known, shape_of
+from titan_rl.controller.planning.forecast.shapes import SHAPES, known, shape_of, write_shape
 from titan_rl.controller.planning.forecast.simulation import lengths, simulated
 from titan_rl.controller.planning.forecast.step import Scenario, forecast
 from titan_rl.controller.planning.forecast.training import Layout, bubble, num_rows, ring, train_flops, training
 from titan_rl.controller.planning.forecast.weight_sync import Route, syncing, traffic
 from titan_rl.controller.planning.forecast.work import Batch, Work
+from titan_rl.controller.planning.memory_plan import Size
 from titan_rl.diagnostics.bench.planning.fitting import Measured, fitted, least_squares
+from titan_rl.models.spec import read_hf_config
 
 WORK = Work(
     parameters=7_000_000_000,
@@ -231,6 +233,16 @@ def test_helpers_shorten_steps_in_which_the_trainer_waits_for_crowded_engines():
     assert simulated(replace(roomy, helpers=2)).seconds == pytest.approx(simulated(roomy).seconds, rel=0.02)
 
 
+def test_helpers_cost_nothing_where_the_trainer_hardly_waits_without_them():
+    """A group that sleeps in one moves to an engine with room; while all stayed, such steps took a third longer."""
+    batch, engine = replace(BATCH, groups=8, longest=3000), replace(ENGINE, max_requests=16)
+    layout, rates = replace(SCENARIO.layout, shards=1), replace(RATES, train_share=0.2)
+    busy = replace(SCENARIO, batch=batch, engine=engine, layout=layout, rates=rates, staleness=1, replicas=2)
+    alone = simulated(busy)
+    assert alone.trainer_idle < 0.35
+    assert simulated(replace(busy, helpers=1)).seconds < 1.05 * alone.seconds
+
+
 def test_lengths_are_made_by_a_seed_and_bounded():
     made = lengths(100, 400, 4000, seed=3)
     assert (made == lengths(100, 400, 4000, seed=3)).all() and made.max() <= 400 and 90 < made.mean() < 105
@@ -242,7 +254,7 @@ def test_lengths_are_made_by_a_seed_and_bounded():
 
 def test_every_device_s_rates_have_a_source_and_can_be_given(tmp_path):
     for name in device_names():
-        assert rates_of(name).source and rates_of(name).memory_gib > 30
+        assert rates_of(name).source and rates_of(name).memory_gib > 20
     assert rates_of("h100", overrides={"train_share": 0.5}).train_share == 0.5
     file = tmp_path / "rates.toml"
     file.write_text(as_toml(replace(rates_of(), peak_flops=1e9)))
@@ -252,6 +264,23 @@ def test_every_device_s_rates_have_a_source_and_can_be_given(tmp_path):
             rates_of(overrides=bad)
     with pytest.raises(ConfigError, match="--device"):
         rates_of("H1000")
+
+
+PUBLISHED = {
+    **{"Qwen2.5-0.5B-Instruct": 0.49, "Qwen2.5-1.5B-Instruct": 1.54, "Qwen2.5-3B-Instruct": 3.09},
+    **{"Qwen2.5-7B-Instruct": 7.61, "Qwen2.5-32B-Instruct": 32.5, "Qwen3-0.6B": 0.6, "Qwen3-1.7B": 1.7},
+    **{"Qwen3-4B": 4.0, "Qwen3-8B": 8.2, "Qwen3-14B": 14.8, "Qwen3-32B": 32.8, "Qwen3-30B-A3B": 30.5},
+    **{"Qwen3-235B-A22B": 235, "Llama-3.2-1B-Instruct": 1.23, "Llama-3.2-3B-Instruct": 3.21},
+    **{"Llama-3.1-8B-Instruct": 8.03, "Llama-3.3-70B-Instruct": 70.6, "Llama-3.1-405B-Instruct": 405.9},
+}
+"""Billions of parameters, as the models' cards say."""
+
+
+def test_each_known_shape_has_as_many_parameters_as_its_card_says(tmp_path):
+    assert len(PUBLISHED) == len(SHAPES)
+    for name, billions in PUBLISHED.items():
+        size = Size.of(read_hf_config(write_shape(known(name), tmp_path / name), None), None)
+        assert size.parameters / 1e9 == pytest.approx(billions, rel=0.02), name
 
 
 def test_a_shape_has_a_name_a_file_or_keys(tmp_path):

@@ -3,10 +3,11 @@
 import asyncio
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from monarch.actor import ActorError
 
-from titan_rl.data.types import RequestRefused
+from titan_rl.data.types import Request, RequestRefused
 from titan_rl.mesh.members import asked_generator
 from titan_rl.mesh.members.asked_generator import AskedGenerator, ReplicaFailed
 
@@ -17,11 +18,22 @@ class Generator:
     def __init__(self, name: str):
         self.name, self.requests = name, []
         self.outcome: asyncio.Future = asyncio.get_running_loop().create_future()
+        self.ids, self.aborted = [], []
         self.generate = SimpleNamespace(call_one=self._call)
+        self.abort = SimpleNamespace(call_one=self._abort)
 
-    async def _call(self, request):
-        self.requests.append(request)
-        return [f"{await asyncio.shield(self.outcome)} of {request}"]
+    async def _call(self, request: Request):
+        name = chr(request.tokens[0])
+        self.requests.append(name)
+        self.ids.append(request.id)
+        return [f"{await asyncio.shield(self.outcome)} of {name}"]
+
+    async def _abort(self, request_id):
+        self.aborted.append(request_id)
+
+
+def ask_for(name: str) -> Request:
+    return Request(np.asarray([ord(name)]), [1], 4, 1.0)
 
 
 @pytest.fixture
@@ -52,18 +64,19 @@ async def settled() -> None:
 @pytest.mark.parametrize("is_known", [False, True], ids=["it hangs", "it is known to be gone"])
 def test_requests_under_way_and_later_ones_go_to_the_next(generators, is_known):
     async def play(asked, one, other):
-        works = [asyncio.ensure_future(asked.ask(request)) for request in ("first", "second")]
+        works = [asyncio.ensure_future(asked.ask(ask_for(name))) for name in ("1", "2")]
         await settled()
         if is_known:
             one.outcome.set_exception(died())
         asked.move(None)
-        works.append(asyncio.ensure_future(asked.ask("third")))
+        works.append(asyncio.ensure_future(asked.ask(ask_for("3"))))
         await settled()
         assert not any(work.done() for work in works) and not other.requests
         asked.move(b"b")
         other.outcome.set_result("answer")
-        assert await asyncio.gather(*works) == [[f"answer of {name}"] for name in ("first", "second", "third")]
-        assert one.requests == ["first", "second"] and sorted(other.requests) == ["first", "second", "third"]
+        assert await asyncio.gather(*works) == [[f"answer of {name}"] for name in ("1", "2", "3")]
+        assert one.requests == ["1", "2"] and sorted(other.requests) == ["1", "2", "3"]
+        assert sorted(one.aborted) == ([] if is_known else sorted(one.ids)) and not other.aborted
 
     run(generators, play)
 
@@ -71,11 +84,11 @@ def test_requests_under_way_and_later_ones_go_to_the_next(generators, is_known):
 def test_what_was_answered_is_not_asked_again(generators):
     async def play(asked, one, other):
         one.outcome.set_result("answer")
-        assert await asked.ask("first") == ["answer of first"]
+        assert await asked.ask(ask_for("1")) == ["answer of 1"]
         asked.move(b"b")
         other.outcome.set_result("another")
-        assert await asked.ask("second") == ["another of second"]
-        assert (one.requests, other.requests) == (["first"], ["second"])
+        assert await asked.ask(ask_for("2")) == ["another of 2"]
+        assert (one.requests, other.requests) == (["1"], ["2"])
 
     run(generators, play)
 
@@ -84,11 +97,11 @@ def test_a_death_late_in_a_group_is_waited_for_as_long(generators):
     async def play(asked, one, other):
         await asyncio.sleep(0.3)
         asked.move(None)
-        work = asyncio.ensure_future(asked.ask("first"))
+        work = asyncio.ensure_future(asked.ask(ask_for("1")))
         await settled()
         asked.move(b"b")
         other.outcome.set_result("answer")
-        assert await work == ["answer of first"]
+        assert await work == ["answer of 1"]
 
     run(generators, play, patience=0.2)
 
@@ -97,7 +110,7 @@ def test_a_request_that_is_refused_goes_nowhere_else(generators):
     async def play(asked, one, other):
         one.outcome.set_exception(ActorError(RequestRefused("token 99"), "a"))
         with pytest.raises(ReplicaFailed) as caught:
-            await asked.ask("first")
+            await asked.ask(ask_for("1"))
         assert caught.value.is_request_refused
 
     run(generators, play)
@@ -106,7 +119,7 @@ def test_a_request_that_is_refused_goes_nowhere_else(generators):
 @pytest.mark.parametrize("end", ["no news", "ended", "none comes"])
 def test_without_another_generator_the_group_fails(generators, end):
     async def play(asked, one, other):
-        work = asyncio.ensure_future(asked.ask("first"))
+        work = asyncio.ensure_future(asked.ask(ask_for("1")))
         await settled()
         if end == "no news":
             one.outcome.set_exception(died())
@@ -126,7 +139,7 @@ def test_one_that_sleeps_is_waited_for_and_one_that_hangs_awake_is_not(generator
     async def play(asked, one, other):
         awake = [0.0]
         one.seconds_awake = SimpleNamespace(call_one=lambda: result(awake[0]))
-        work = asyncio.ensure_future(asked.ask("first"))
+        work = asyncio.ensure_future(asked.ask(ask_for("1")))
         await asyncio.sleep(0.2)
         assert not work.done()
         if hangs:
@@ -136,7 +149,7 @@ def test_one_that_sleeps_is_waited_for_and_one_that_hangs_awake_is_not(generator
             assert "did not end within 0.05 s" in str(failed.value.__cause__)
         else:
             one.outcome.set_result("answer")
-            assert await work == ["answer of first"]
+            assert await work == ["answer of 1"]
 
     run(generators, play, patience=0.05)
 

@@ -1,6 +1,7 @@
 """Helper generators have the trainer's devices while it waits, and never while it works. Actors are fakes."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
@@ -56,7 +57,7 @@ class Scene:
         self.log: list[str] = []
         self.trainers, self.link = FakeTrainers(self.log), FakeLink(self.log)
         self.router, self.replica = (
-            Router("generator", range(1), most_samples=4),
+            Router("generator", range(1), most_samples=lambda number: 4),
             Replica(HELPER, ranks=[self.trainers.ranks[0]]),
         )
         self.generators = SimpleNamespace(
@@ -173,13 +174,55 @@ def test_what_a_helper_holds_keeps_its_time_and_goes_on_where_it_was(monkeypatch
     async def act(scene: Scene) -> None:
         deadline = Deadline(1000.0)
         deadline.at = 0.0
-        with scene.replica.at_work(deadline):
+        with scene.replica.at_work(deadline, samples=4):
             await eventually(lambda: deadline.at > 0.0, "its time begins anew")
             scene.turns.release()
             await eventually(lambda: scene.log == ["offload", "1 wakes"], "it is lent")
             deadline.at = 0.0
             await a_while()
             assert not deadline.at, "it is awake"
+
+    play(monkeypatch, act)
+
+
+async def fallen_asleep(scene: Scene, worked: float, held: float) -> None:
+    """With what a helper is at, after it has worked on that and the trainer has worked the time before, in seconds."""
+    scene.turns.release()
+    await eventually(lambda: scene.log == ["offload", "1 wakes"], "it is lent")
+    scene.turns._seconds_worked = worked
+    [group] = scene.replica.groups
+    group.began = scene.turns._lent_since = time.monotonic() - held
+    await scene.turns.take()
+
+
+@pytest.mark.parametrize(
+    ("worked", "held", "is_full", "moves"),
+    [(90.0, 30.0, False, True), (30.0, 90.0, False, False), (90.0, 30.0, True, False)],
+    ids=["the trainer works longer", "it would be done again for longer", "no engine has room"],
+)
+def test_a_group_that_sleeps_moves_where_an_engine_has_room_for_long_enough(monkeypatch, worked, held, is_full, moves):
+    async def act(scene: Scene) -> None:
+        moved = asyncio.get_running_loop().create_future()
+        with scene.replica.at_work(Deadline(1000.0), samples=4, moved=moved):
+            await fallen_asleep(scene, worked, held)
+            await a_while()
+            assert not moved.done(), "generator 0 is full"
+            if not is_full:
+                scene.router.add(2)
+                scene.router.put_in(2)
+            await a_while()
+            assert moved.done() == moves
+
+    play(monkeypatch, act)
+
+
+def test_what_the_trainer_worked_is_measured_from_turn_to_turn(monkeypatch):
+    async def act(scene: Scene) -> None:
+        group = scene.sampled()
+        scene.turns._asleep_since = time.monotonic() - 50.0
+        scene.turns.release()
+        assert await group == HELPER
+        assert 50.0 <= scene.turns._seconds_worked < 60.0
 
     play(monkeypatch, act)
 

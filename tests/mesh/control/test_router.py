@@ -114,15 +114,16 @@ def test_faults_without_a_group_between_them_end_it():
 
 def test_a_group_waits_for_room_unless_it_is_under_way():
     async def run():
-        router = Router("generator", range(2), most_samples=6)
+        router = Router("generator", range(2), most_samples=lambda number: 6)
         async with router.choose(1, samples=4) as one, router.choose(1, samples=8) as two:
             assert {one, two} == {0, 1}, "a large one has an engine for itself"
             async with router.choose(1, samples=2) as third, router.choose(1, samples=4, is_under_way=True) as fourth:
                 assert (third, fourth) == (one, one)
                 waiting = asyncio.ensure_future(router.choose(1, samples=1).__aenter__())
                 await asyncio.sleep(0)
-                assert router.is_crowded and not waiting.done()
+                assert router.is_crowded and not waiting.done() and not router.has_room(0)
             assert await waiting == one and not router.is_crowded
+            assert router.has_room(1) and not router.has_room(4), "beside 4 and 1 of 6"
 
     asyncio.run(run())
 

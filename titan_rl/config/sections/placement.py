@@ -29,6 +29,7 @@ class PlacementConfig:
         return range(replicas, replicas + self.helper_generators)
 
 
-def most_samples(max_num_seqs: int, group_size: int) -> int:
-    """Samples that an engine takes at once where there are helpers: one group more than run, so that none is idle."""
-    return max_num_seqs + group_size
+def most_samples(max_num_seqs: int, group_size: int, *, is_helper: bool) -> int:
+    """Samples that an engine takes at once where there are helpers: one group more than run, so that none is idle; a
+    helper, which may sleep before it comes to that, takes none more."""
+    return max_num_seqs + group_size * (not is_helper)

@@ -80,7 +80,7 @@ def _check_helpers(config: Config, titan: TitanConfig, task: Task, *, on_cpu: bo
         )
     rollout, generator = config.rollout, config.generator
     groups = rollout.prompts_per_step * (1 + rollout.max_staleness)
-    of_each = most_samples(generator.max_num_seqs, rollout.group_size) // rollout.group_size
+    of_each = most_samples(generator.max_num_seqs, rollout.group_size, is_helper=False) // rollout.group_size
     room = generator.replicas * of_each
     if groups <= room:
         raise ConfigError(

@@ -147,7 +147,7 @@ class Colocation(NoColocation):
     async def watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            sleeps_in_one = self._is_trainers and any(each.num_groups for each in self.generators.replicas.values())
+            sleeps_in_one = self._is_trainers and any(each.groups for each in self.generators.replicas.values())
             if sleeps_in_one and time.monotonic() - self._idle_since > _IDLE_SECONDS:
                 self._idle_since = inf
                 self.interrupted.set()

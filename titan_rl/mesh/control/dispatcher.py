@@ -2,7 +2,8 @@
 
 a verifier is chosen ─▶ an engine is chosen ─▶ the group is sampled, scored, done
         ▲                        ▲                  │
-        │                        └── engine dies ───┤   the group goes on where it was (asked_generator.py)
+        │                        └── engine dies, ──┤   the group goes on where it was (asked_generator.py)
+        │                            or sleeps      │
         └───── verifier dies, engine raises ────────┘   the group begins again
 """
 
@@ -113,7 +114,8 @@ class Dispatcher:
         try:
             while True:
                 async with AsyncExitStack() as choice:
-                    engine = self._engine_for(name, sampling.num_samples, allowed, is_under_way=work is not None)
+                    moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    engine = self._engine_for(name, sampling.num_samples, allowed, moved, is_under_way=work is not None)
                     replica = await unless(work, choice.enter_async_context(engine))
                     if work is None:
                         assert replica is not None, "there is nothing else to wait for"
@@ -125,10 +127,12 @@ class Dispatcher:
                     elif replica is not None:
                         await self._tell(verifier, VerifierEndpoints.move_group(name, replica.reference))
                     allowed.restart()
-                    await done_or_dead(work, replica.ranks if replica is not None else ())
+                    await done_or_dead(work, replica.ranks if replica is not None else (), moved)
                 if work.done():
                     return await self._outcome(work, verifier, replica, name)
                 assert replica is not None, "or the work is done"
+                if not replica.is_dead:  # a helper, which sleeps (helpers.py)
+                    continue
                 self._engine_died(replica, name)
                 if self._is_poison(name):
                     await self._tell(verifier, VerifierEndpoints.end_group(name))
@@ -142,9 +146,10 @@ class Dispatcher:
 
     @asynccontextmanager
     async def _engine_for(
-        self, prompt_id: str, samples: int, allowed: Deadline, *, is_under_way: bool
+        self, prompt_id: str, samples: int, allowed: Deadline, moved: asyncio.Future[None], *, is_under_way: bool
     ) -> AsyncIterator[Replica]:
-        """Engine with the fewest samples; a prompt that was there at a death has one for itself. Errors: NoneLeft."""
+        """Engine with the fewest samples; a prompt that was there at a death has one for itself. ``moved``: done once
+        the group is to go on at another. Errors: NoneLeft."""
         await self._wake_generators()
         patience, alone = self.config.mesh.start_timeout, self._at_engines.is_suspect(prompt_id)
         size = {"samples": samples, "is_under_way": is_under_way}
@@ -152,7 +157,7 @@ class Dispatcher:
             if (replica := self.generators.replicas.get(number)) is None:
                 raise NoneLeft("no generator is left: they are being stopped")
             self._attempts[prompt_id] = time.monotonic()
-            with replica.at_work(allowed), self._reported_if_slow(prompt_id):
+            with replica.at_work(allowed, samples, moved), self._reported_if_slow(prompt_id):
                 yield replica
 
     async def _tell(self, verifier: ActorProcess, request: RemoteCall[None]) -> None:
@@ -191,7 +196,7 @@ class Dispatcher:
                 if (replica := self.generators.replicas.get(number)) is None:
                     continue
                 allowed, generation = Deadline(self.config.mesh.step_timeout), GeneratorEndpoints.generate(request)
-                with replica.at_work(allowed):
+                with replica.at_work(allowed, samples):
                     try:
                         return await call(replica.ranks[0], generation, seconds=allowed, what="answering")
                     except ActorDied as death:

@@ -90,7 +90,7 @@ class Generators:
         helpers = config.placement.helper_numbers(config.generator.replicas)
         self.helpers = range(0) if helper_environment is None else helpers
         """Numbers of engines on the trainer's devices."""
-        most = most_samples(config.generator.max_num_seqs, config.rollout.group_size) if self.helpers else None
+        most = self._most_samples if self.helpers else None
         self.router = Router("generator", range(config.generator.replicas), most)
         self.replicas: dict[int, Replica] = {}
         table = None if devices is None else devices.table
@@ -114,6 +114,11 @@ class Generators:
         self._num_engines = 0
         self.startup_gate, self.helper_gate = StartupGate(), StartupGate()
         """Open while engines may be started (colocation.py), and helpers (helpers.py)."""
+
+    def _most_samples(self, number: int) -> int:
+        return most_samples(
+            self.config.generator.max_num_seqs, self.config.rollout.group_size, is_helper=number in self.helpers
+        )
 
     @property
     def healthy(self) -> list[Replica]:
@@ -337,7 +342,7 @@ class Generators:
 
     async def _dismiss(self, replica: Replica) -> None:
         """Its groups end first; those that take too long are sampled elsewhere."""
-        if replica.num_groups:
+        if replica.groups:
             await asyncio.wait(
                 {asyncio.ensure_future(replica.idle.wait())}, timeout=self.config.verifier.episode_timeout
             )

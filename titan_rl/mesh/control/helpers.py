@@ -7,8 +7,10 @@
 A call to the trainer takes the devices back at once; only a helper that is being replaced then comes up first. They are
 lent when the trainer has waited for as long as lending and taking them takes, so that at most as much time is lost
 again as has passed anyway (the rule of rent or buy: Karlin et al., "Competitive snoopy caching", Algorithmica 1988).
-Who dies is replaced as under colocation, a helper
-in its next turn.
+
+A group that sleeps moves to an engine with room, and begins again there, if that repeats less work than the trainer is
+expected to do until it waits again, which is what it did last time. So a run whose trainer need not wait does not wait
+for its helpers. Who dies is replaced as under colocation, a helper in its next turn.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.control.colocation import NoColocation, fall_asleep
 from titan_rl.mesh.control.generators import Generators
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints
-from titan_rl.mesh.members.replica import Replica
+from titan_rl.mesh.members.replica import HeldGroup, Replica
 from titan_rl.mesh.members.trainers import Trainers
 from titan_rl.mesh.supervision.actor_process import ActorDied, last_line
 from titan_rl.mesh.supervision.calls import call
@@ -48,6 +50,9 @@ class HelperTurns(NoColocation):
         """When the trainer had nothing more to do; None: it works."""
         self._seconds_to_lend = self._seconds_to_take = 0.0
         """The least so far; 0: never yet."""
+        self._lent_since = self._asleep_since = 0.0
+        self._seconds_worked = 0.0
+        """From when helpers fell asleep until the trainer waited, the last time."""
         self._statistics: dict[int, EngineStatistics] = {}
 
     async def begin(self) -> None:
@@ -79,7 +84,9 @@ class HelperTurns(NoColocation):
             self.generators.router.rest(replica.number)
         async with self.link.undisturbed():
             await asyncio.gather(*(self._sleep(replica) for replica in helpers))
-        self._are_lent = False
+        self._are_lent, self._asleep_since = False, time.monotonic()
+        for held in (held for replica in helpers for held in replica.groups):
+            held.seconds += self._asleep_since - max(self._lent_since, held.began)
 
     async def _sleep(self, replica: Replica) -> None:
         """With what it did for the step's account. One that fails is replaced."""
@@ -104,16 +111,28 @@ class HelperTurns(NoColocation):
         self._waits_since = time.monotonic()
 
     async def watch(self) -> None:
-        await asyncio.gather(self._keep_deadlines(), self._lend_where_it_pays())
+        await asyncio.gather(self._keep_groups(), self._lend_where_it_pays())
 
-    async def _keep_deadlines(self) -> None:
-        """Begin the deadlines of sleeping helpers anew, again and again."""
+    async def _keep_groups(self) -> None:
+        """Again and again, begin the deadlines of groups that sleep anew, and move one of them where that pays."""
         router = self.generators.router
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            for replica in self._helpers():
-                for deadline in replica.deadlines if router.is_resting(replica.number) else ():
-                    deadline.restart()
+            resting = [replica for replica in self._helpers() if router.is_resting(replica.number)]
+            asleep = [held for replica in resting for held in replica.groups]
+            for held in asleep:
+                held.deadline.restart()
+            if not self._are_lent and self._waits_since is None:
+                self._move_one(asleep)
+
+    def _move_one(self, asleep: list[HeldGroup]) -> None:
+        """The one that came first, of those that may move."""
+        seconds_left = self._seconds_worked - (time.monotonic() - self._asleep_since)
+        for held in sorted(asleep, key=lambda held: held.began):
+            if held.moved is None or held.moved.done() or held.seconds > seconds_left:
+                continue
+            if self.generators.router.has_room(held.samples):
+                return held.moved.set_result(None)
 
     async def _lend_where_it_pays(self) -> None:
         while True:
@@ -129,7 +148,7 @@ class HelperTurns(NoColocation):
         if self._are_lent or self._waits_since is None or self.link.version != self.link.published:
             return False
         router = self.generators.router
-        is_wanted = router.is_crowded or any(replica.num_groups for replica in self._helpers())
+        is_wanted = router.is_crowded or any(replica.groups for replica in self._helpers())
         is_there = not all(map(router.is_given_up, self.generators.helpers))
         waited = time.monotonic() - self._waits_since
         return is_wanted and is_there and waited >= self._seconds_to_lend + self._seconds_to_take
@@ -138,6 +157,7 @@ class HelperTurns(NoColocation):
         async with self._lock:
             if self._waits_since is None:  # meanwhile
                 return
+            self._seconds_worked = self._waits_since - self._asleep_since
             start, helpers = time.monotonic(), self._helpers()
             await self._leave()
             waking = asyncio.gather(*(self._wake(replica) for replica in helpers))
@@ -153,7 +173,7 @@ class HelperTurns(NoColocation):
         self._is_offloaded = True
         with self._record.span("leave the device", *self._ranks()):
             await self.trainers.call(TrainerEndpoints.offload(), what="leaving the device")
-        self._are_lent = True
+        self._are_lent, self._lent_since = True, time.monotonic()
         self.generators.helper_gate.open()
 
     async def _wake(self, replica: Replica) -> bool:

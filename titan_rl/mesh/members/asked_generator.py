@@ -1,16 +1,19 @@
-"""Generator that a group's requests go to, as its verifier has it, and another in its place if it dies.
+"""Generator that a group's requests go to, as its verifier has it, and another in its place if it dies or sleeps.
 
     ask ─▶ generator ─▶ completions
-              └─ dies ─▶ the request waits ─▶ move ─▶ the same request at another
+              ├─ dies ─▶ the request waits ─▶ move ─▶ the same request at another
+              └─ sleeps ─▶ move ─▶ the same request at another; this one samples it no further
 
 Answers, environments, sandboxes and agents of the group stay, and do not hear of it.
 """
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable
 from math import inf
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from monarch.actor import ActorError
 
@@ -49,6 +52,8 @@ class AskedGenerator:
         """None while there is none."""
         self._patience, self._since = patience, 0.0
         self._is_over = False
+        self._aborts: set[asyncio.Future[None]] = set()
+        """Under way."""
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def move(self, reference: bytes | None) -> None:
@@ -67,6 +72,7 @@ class AskedGenerator:
 
     async def ask(self, request: Request) -> list[Completion]:
         """Completions of a request. Errors: ReplicaFailed."""
+        request = dataclasses.replace(request, id=uuid4().hex)
         while True:
             generator = await self._present()
             work = asyncio.ensure_future(self._answer(generator, request))
@@ -82,7 +88,16 @@ class AskedGenerator:
                 if failure.is_request_refused or not await self._is_moved_from(generator):
                     raise failure from error
             finally:
+                if not work.done():
+                    self._abort(generator, request.id)
                 work.cancel()
+
+    def _abort(self, generator: Any, request_id: str) -> None:
+        """Have a generator that may live sample no further what nobody waits for."""
+        aborted = asyncio.ensure_future(_result_of(generator.abort.call_one(request_id)))
+        self._aborts.add(aborted)  # or it would be collected before its end
+        aborted.add_done_callback(self._aborts.discard)
+        aborted.add_done_callback(retrieve_exception)
 
     async def _answer(self, generator: Any, request: Request) -> list[Completion]:
         """Errors: DeadlineError if a generator that is awake takes too long; those of the call."""

@@ -152,6 +152,9 @@ class GeneratorEndpoints(PreparedEndpoints):
     def generate(self, request: Request) -> list[Completion]: ...
 
     @stub
+    def abort(self, request_id: str) -> None: ...
+
+    @stub
     def take_statistics(self) -> EngineStatistics: ...
 
     @stub

@@ -1,6 +1,7 @@
 """One engine of the generator mesh: its ranks, and the work that it has."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,20 @@ from titan_rl.mesh.supervision.remote_call import reference_to
 
 
 @dataclass(eq=False)
+class HeldGroup:
+    """Group that a replica works on."""
+
+    deadline: Deadline
+    """Of what it has to answer; begins anew while the replica sleeps (helpers.py)."""
+    samples: int
+    moved: asyncio.Future[None] | None
+    """Done once it is to go on at another replica; None: it can't."""
+    began: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    """That a helper has worked on it, its last turn not included."""
+
+
+@dataclass(eq=False)
 class Replica:
     """Replica of vLLM with all its ranks; ``ranks[0]`` is the leader."""
 
@@ -22,12 +37,10 @@ class Replica:
     ranks: list[ActorProcess] = field(default_factory=list)
     seats: tuple[Seat, ...] = ()
     """Of its ranks; none on a CPU."""
-    num_groups: int = 0
-    """That it is working on."""
+    groups: list[HeldGroup] = field(default_factory=list)
+    """That it is working on, in the order in which they came."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the last group ends."""
-    deadlines: list[Deadline] = field(default_factory=list)
-    """Of what it has to answer; they begin anew while it sleeps (helpers.py)."""
 
     @property
     def leader(self) -> Any:
@@ -44,17 +57,16 @@ class Replica:
         return any(rank.is_dead for rank in self.ranks)
 
     @contextmanager
-    def at_work(self, deadline: Deadline) -> Iterator[None]:
-        """A context in which a group is in flight here, until this deadline."""
-        self.num_groups += 1
+    def at_work(self, deadline: Deadline, samples: int, moved: asyncio.Future[None] | None = None) -> Iterator[None]:
+        """A context in which a group of so many samples is in flight here; ``moved`` as in ``HeldGroup``."""
+        held = HeldGroup(deadline, samples, moved)
+        self.groups.append(held)
         self.idle.clear()
-        self.deadlines.append(deadline)
         try:
             yield
         finally:
-            self.deadlines.remove(deadline)
-            self.num_groups -= 1
-            if not self.num_groups:
+            self.groups.remove(held)
+            if not self.groups:
                 self.idle.set()
 
     def kill(self) -> None:

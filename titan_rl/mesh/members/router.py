@@ -22,9 +22,9 @@ class NoneLeft(RuntimeError):
 class Router:
     """Router of groups to healthy actors. A group's samples stay together, since they share their prompt's cache."""
 
-    def __init__(self, kind: str, numbers: Iterable[int], most_samples: int | None = None):
-        """``most_samples``: at each at once, after which groups wait for whichever has room; a larger group has one
-        for itself. None: no limit."""
+    def __init__(self, kind: str, numbers: Iterable[int], most_samples: Callable[[int], int] | None = None):
+        """``most_samples``: of a number, at once, after which groups wait for whichever has room; a larger group has
+        one for itself. None: no limit."""
         self.kind = kind
         self._most_samples = most_samples
         self._samples_at = dict.fromkeys(numbers, 0)
@@ -54,6 +54,10 @@ class Router:
     def is_crowded(self) -> bool:
         """Whether a group waits for room, for one that rests, or for any at all."""
         return self._num_waiting > 0
+
+    def has_room(self, samples: int) -> bool:
+        """Whether a group of so many samples would not wait, nor make another one wait that has come before."""
+        return not self._num_waiting and bool(self._able(samples))
 
     def rest(self, number: int) -> None:
         """Take an actor out of rotation with its groups, which wait, until ``resume``; no fault is counted."""
@@ -155,7 +159,12 @@ class Router:
 
     def _has_room(self, number: int, samples: int) -> bool:
         held, most = self._samples_at[number], self._most_samples
-        return most is None or not held or not samples or held + samples <= most
+        return most is None or not held or not samples or held + samples <= most(number)
+
+    def _able(self, samples: int) -> list[int]:
+        """Those that take a group of so many samples now; 0: they may be full."""
+        free = (number for number in self.healthy if number not in self._reserved)
+        return [number for number in free if self._has_room(number, samples)]
 
     async def _wait_for_one(self, seconds: float, samples: int = 0) -> int:
         """``samples``: for which it must have room; 0: it may be full."""
@@ -165,15 +174,13 @@ class Router:
                 first, last = self._faults_in_a_row[0], self._faults_in_a_row[-1]
                 faults = last if first == last else f"first {first}; at last {last}"
                 raise NoneLeft(f"{_MAX_FAULTS} faults without a group between them: {faults}")
-            healthy = self.healthy
-            free = [number for number in healthy if number not in self._reserved]
-            if able := [number for number in free if self._has_room(number, samples)]:
+            if able := self._able(samples):
                 return min(able, key=self._samples_at.__getitem__)
             if set(self._samples_at) <= set(self._given_up):
                 raise NoneLeft(f"no {self.kind} is left: {self._reasons(self._given_up)}")
             some_rest = bool(self._resting - self._out.keys())
-            deadline = None if healthy or some_rest else deadline or now() + seconds
-            waits_for_room = bool(free) or not healthy
+            deadline = None if self.healthy or some_rest else deadline or now() + seconds
+            waits_for_room = bool(self._able(0)) or not self.healthy
             self._num_waiting += waits_for_room
             try:
                 await asyncio.wait_for(self._next_change.wait(), None if deadline is None else deadline - now())

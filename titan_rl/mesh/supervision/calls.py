@@ -150,22 +150,24 @@ def _ended(outcome: Outcome | None, ending: Ending) -> bool:
     return outcome is not None and outcome.ending is ending
 
 
-async def done_or_dead(work: asyncio.Future, processes: Iterable[ActorProcess]) -> None:
-    """Wait until the work is done or one of the processes is dead."""
+async def done_or_dead(work: asyncio.Future, processes: Iterable[ActorProcess], *others: asyncio.Future) -> None:
+    """Wait until the work, or one of the others, is done, or one of the processes is dead."""
     over, processes = asyncio.get_running_loop().create_future(), list(processes)
 
     def wake(_: asyncio.Future | None = None) -> None:
         if not over.done():
             over.set_result(None)
 
-    work.add_done_callback(wake)
+    for future in (work, *others):
+        future.add_done_callback(wake)
     for process in processes:
         process.wakes.add(wake)
     try:
         if not any(process.is_dead for process in processes):
             await over
     finally:
-        work.remove_done_callback(wake)
+        for future in (work, *others):
+            future.remove_done_callback(wake)
         for process in processes:
             process.wakes.discard(wake)
 

@@ -5,8 +5,8 @@ so many versions hides. Nothing is random but lengths, which a seed makes.
 """
 
 import heapq
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
@@ -63,6 +63,8 @@ class _Engine:
     busy: float = 0.0
     running: list[tuple[float, int]] = field(default_factory=list)
     waiting: deque[tuple[float, int]] = field(default_factory=deque)
+    most: float = inf
+    """Requests that it takes at once; a larger group has it for itself."""
     groups: int = 0
     sleeps: bool = False
     """Whether it is a helper, and the trainer has its devices."""
@@ -71,9 +73,29 @@ class _Engine:
     def held(self) -> int:
         return len(self.running) + len(self.waiting)
 
-    def has_room(self, size: int, most: float) -> bool:
-        """Whether it takes a group of this size, of ``most`` requests at once; a larger group has it for itself."""
-        return not self.sleeps and (not self.held or self.held + size <= most)
+    def has_room(self, size: int) -> bool:
+        """Whether it takes a group of this size now."""
+        return not self.sleeps and (not self.held or self.held + size <= self.most)
+
+    def take(self, number: int, tokens: Iterable[float]) -> None:
+        """A group, with the tokens of its answers."""
+        self.groups += 1
+        self.pause(self.prefill)
+        self.busy += self.prefill
+        self.waiting.extend((float(count), number) for count in tokens)
+        self.fill()
+
+    def numbers(self) -> list[int]:
+        """Of its groups, those that came first before."""
+        return sorted({number for _, number in (*self.running, *self.waiting)})
+
+    def drop(self, number: int) -> None:
+        """A group, which another engine takes."""
+        self.groups -= 1
+        self.running = [each for each in self.running if each[1] != number]
+        heapq.heapify(self.running)
+        self.waiting = deque(each for each in self.waiting if each[1] != number)
+        self.fill()
 
     def advance(self, until: float) -> None:
         """No request ends before."""
@@ -116,10 +138,17 @@ class _Run:
 
         prompts = max(batch.groups / scenario.replicas, 1e-9)
         prefill = self.expected.generating.prefill / prompts
-        self.engines = [_Engine(engine.max_requests, step, prefill) for _ in range(scenario.replicas)]
-        self.helpers = [_Engine(engine.max_requests, step, prefill, sleeps=True) for _ in range(scenario.helpers)]
+
+        def made(*, is_helper: bool) -> _Engine:
+            seats = engine.max_requests
+            most = most_samples(seats, batch.group_size, is_helper=is_helper) if scenario.helpers else inf
+            return _Engine(seats, step, prefill, most=most, sleeps=is_helper)
+
+        self.engines = [made(is_helper=False) for _ in range(scenario.replicas)]
+        self.helpers = [made(is_helper=True) for _ in range(scenario.helpers)]
         self.engines += self.helpers
-        self.most = most_samples(engine.max_requests, batch.group_size) if self.helpers else inf
+        self.trained = scenario.rates.seconds_step + self.expected.turns + self.expected.trainer
+        """Seconds that the trainer works in a step."""
         self.lending = self.expected.offloading + self.expected.syncing.fetch + self.expected.syncing.apply
         total = (steps + scenario.staleness + 1) * batch.answers
         self.tokens = lengths(batch.answer, batch.longest, total, seed).reshape(-1, batch.group_size)
@@ -133,6 +162,13 @@ class _Run:
         self.of_group: list[tuple[int, int]] = []
         """Of each group: its engine, and the version that was live."""
         self.stale = 0
+        self.lent_since = 0.0
+        self.works_until = -inf
+        """When the trainer is expected to wait again."""
+        self.began: dict[int, float] = {}
+        """Of each group, when it came to its engine."""
+        self.helped: dict[int, float] = defaultdict(float)
+        """Seconds that a helper has worked on a group."""
 
     def admit(self, now: float) -> None:
         """Every group that may run."""
@@ -152,24 +188,39 @@ class _Run:
         size, able = self.scenario.batch.group_size, range(len(self.engines))
         while self.queue:
             if self.helpers:
-                able = [place for place, engine in enumerate(self.engines) if engine.has_room(size, self.most)]
+                able = [place for place, engine in enumerate(self.engines) if engine.has_room(size)]
             if not able:
                 break
-            number, place = self.queue.popleft(), min(able, key=lambda each: self.engines[each].groups)
-            engine, self.of_group[number] = self.engines[place], (place, self.of_group[number][1])
-            engine.groups += 1
-            engine.pause(engine.prefill)
-            engine.busy += engine.prefill
-            engine.waiting.extend((float(tokens), number) for tokens in self.tokens[number])
+            self.begin(self.queue.popleft(), able, now)
         for engine in self.engines:
             engine.fill()
+        if not self.queue:
+            self.move(now)
         self.look_ahead()
+
+    def begin(self, number: int, able: Iterable[int], now: float) -> None:
+        """A group, at the engine of these that has the fewest."""
+        place = min(able, key=lambda each: self.engines[each].groups)
+        self.of_group[number], self.began[number] = (place, self.of_group[number][1]), now
+        self.engines[place].take(number, self.tokens[number])
+
+    def move(self, now: float) -> None:
+        """Groups that sleep, to engines with room, where less is done again than the trainer still works."""
+        size = self.scenario.batch.group_size
+        for helper in (helper for helper in self.helpers if helper.sleeps):
+            for number in helper.numbers():
+                able = [place for place, engine in enumerate(self.engines) if engine.has_room(size)]
+                if able and self.helped[number] <= self.works_until - now:
+                    helper.drop(number)
+                    self.left[number] = size
+                    self.begin(number, able, now)
 
     def lend(self, now: float) -> None:
         """Helpers go on with what they had, and take groups."""
         for engine in self.helpers:
             engine.advance(now)
             engine.sleeps = False
+        self.lent_since = now
         self.assign(now)
 
     def take(self, now: float) -> float:
@@ -179,7 +230,10 @@ class _Run:
         for engine in self.helpers:
             engine.advance(now)
             engine.sleeps = True
-        self.look_ahead()
+            for number in engine.numbers():
+                self.helped[number] += now - max(self.lent_since, self.began[number])
+        self.works_until = now + self.expected.offloading + self.trained
+        self.assign(now)
         return self.expected.offloading
 
     @property
@@ -201,7 +255,7 @@ class _Run:
         _, group = heapq.heappop(engine.running)
         self.left[group] -= 1
         engine.groups -= not self.left[group]
-        if self.queue:
+        if self.queue or any(helper.sleeps and helper.held for helper in self.helpers):
             self.assign(now)
         else:
             engine.fill()
@@ -243,7 +297,7 @@ def simulated(scenario: Scenario, steps: int = _STEPS, seed: int = 1) -> Simulat
         ready = run.sampled(step, now) + (expected.scored_last if expected.is_beside else expected.scored_after)
         waited += max(ready - now, 0.0)
         back = max(ready, now) + run.take(max(ready, now))
-        trained = back + scenario.rates.seconds_step + expected.turns + expected.trainer
+        trained = back + run.trained
         live = trained + expected.syncing.fetch
         run.until(live)
         for engine in run.engines:
