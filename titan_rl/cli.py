@@ -190,7 +190,8 @@ def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
     overrides.setdefault("model", {})["path"] = options.dir
     if options.task:
         overrides.setdefault("task", {})["name"] = options.task
-    toml = evaluation_arguments.toml_of(options)
+    evaluation_arguments.check_file(options)
+    toml = options.config
     config = load_config(toml, overrides)
     if options.suite:
         with servers_started_early(config, ("generator", "verifier")):
@@ -213,8 +214,8 @@ def _nothing_asked(model: Path) -> str:
     task = recorded_task(model)
     of_run = f" (its run had task.name = {task!r})" if task else ""
     return (
-        f"eval {model} has nothing to ask: give --suite NAME, such as gsm8k, --file with the TOML of a run, or --task "
-        f"NAME{of_run}, which `titan-rl tasks` lists"
+        f"eval {model} has nothing to ask: give --suite NAME, such as gsm8k, --config with the TOML of a run, or "
+        f"--task NAME{of_run}, which `titan-rl tasks` lists"
     )
 
 

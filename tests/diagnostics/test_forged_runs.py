@@ -401,7 +401,7 @@ def test_no_process_is_started_with_the_run_directory_as_current_folder(run, nam
 @pytest.mark.parametrize("inside", [".", "base_model"])
 def test_nor_for_an_evaluation_of_a_model_in_it(run, inside, monkeypatch, capsys):
     monkeypatch.chdir(run.root / inside)
-    assert cli.main(["eval", str(run.base_model), "--file", "quickstart"]) == 2
+    assert cli.main(["eval", str(run.base_model), "--config", "quickstart"]) == 2
     assert "go to another folder" in capsys.readouterr().err
 
 

@@ -57,8 +57,13 @@ def test_tasks_are_listed_without_those_that_cannot_be_had(capsys):
         (["eval", "tiny", "--suite", "gsm8k"], "directory"),
         (["eval", "tiny", "--k", "8"], "--suite NAME"),
         (["eval", "tiny", "--suite", "gsm8k", "--out", os.path.dirname(__file__)], "not empty"),
-        (["eval", "tiny", "--suite", "gsm8k", "--config", "a.toml", "--file", "b.toml"], "one TOML"),
-        (["eval", "tiny", "--file", "nowhere.toml"], "nowhere.toml"),
+        (
+            ["eval", "tiny", "--suite", "gsm8k", "--file", "b.toml"],
+            "--file b.toml: this is for rows of a --suite; a TOML",
+        ),
+        (["eval", "tiny", "--file", "rows.jsonl"], "rows of a --suite"),
+        (["eval", "tiny", *("--suite", "gsm8k") * 2, "--file", "rows.jsonl"], "[[eval.suites]]"),
+        (["eval", "tiny", "--config", "nowhere.toml"], "nowhere.toml"),
         (["eval", "tiny", "--suite", "gsm8k", "--task", "gcd"], "--task gcd"),
         *(
             (["eval", "tiny", "--suite", "gsm8k", f"--{key}={value}"], f"--{key}: an evaluation on suites does not rea")
@@ -135,11 +140,11 @@ def test_an_evaluation_of_nothing_says_what_to_give(tmp_path, capsys, monkeypatc
         (tmp_path / "config.json").write_text(json.dumps(sections | {"task": {"name": "countdown"}}))
     assert main(["eval", str(tmp_path / "model")]) == 2
     said = capsys.readouterr().err
-    assert all(word in said for word in ("--suite NAME", "--file", "--task NAME")) and said.count("\n") == 1
+    assert all(word in said for word in ("--suite NAME", "--config", "--task NAME")) and said.count("\n") == 1
     assert ("task.name = 'countdown'" in said) == is_of_run
 
 
-@pytest.mark.parametrize("arguments", [["--task", "gcd"], ["--task.name=gcd"], ["--file", "quickstart"]])
+@pytest.mark.parametrize("arguments", [["--task", "gcd"], ["--task.name=gcd"], ["--config", "quickstart"]])
 def test_an_evaluation_of_something_goes_on(tmp_path, capsys, monkeypatch, arguments):
     monkeypatch.setattr("titan_rl.train.evaluate_directory", lambda *arguments: Proportion(1, 2))
     make_tiny(tmp_path / "model", seed=1)

@@ -75,7 +75,7 @@ class TrainCommand:
         trained."""
         if self.config_file is None:
             return None
-        named = ["titan-rl", "eval", str(model), "--file", self.config_file]
+        named = ["titan-rl", "eval", str(model), "--config", self.config_file]
         learned = override_arguments({"drafter": {"path": str(drafter)}}) if drafter is not None else []
         left_out = ("run.dir", "model.path", *["drafter.path"] * bool(learned))
         return shlex.join([*named, *self._arguments(*left_out), *learned])

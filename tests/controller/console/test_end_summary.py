@@ -51,7 +51,7 @@ def test_a_completed_run_names_its_places_and_what_to_look_at(run_dir):
     text = said(run_dir, 5)
     assert text.startswith("completed: 5 of 5 steps, training took 61 s\nheld-out accuracy  after: 75.0%")
     assert f"model {run_dir.model}  curves {run_dir.curves}  run {run_dir.root}" in text
-    assert f"titan-rl show '{run_dir.root}'" in text and f"titan-rl eval '{run_dir.model}' --file my.toml" in text
+    assert f"titan-rl show '{run_dir.root}'" in text and f"titan-rl eval '{run_dir.model}' --config my.toml" in text
     assert "--resume" not in text
 
 

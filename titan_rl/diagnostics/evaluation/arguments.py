@@ -10,16 +10,14 @@ from titan_rl.config.sections.suites import PRESETS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", help="the model")
     parser.add_argument("--task", help="a task's name, as task.name")
-    parser.add_argument(
-        "--file", help="TOML to take the task and the rest from; with --suite, the suite's data, else of the Hub"
-    )
-    parser.add_argument("--config", metavar="TOML", help="the same TOML, beside a --file of data")
+    parser.add_argument("--config", metavar="TOML", help="the TOML to take the task, suites and the rest from")
     parser.add_argument(
         "--suite",
         action="append",
         metavar="NAME",
         help=f"a public set ({', '.join(PRESETS)}), or one of [[eval.suites]]; may be given several times",
     )
+    parser.add_argument("--file", metavar="FILE", help="rows of the --suite (those of its data set on the Hub)")
     parser.add_argument("--k", type=int, metavar="K", help="of pass@k; as many answers to each question (1)")
     parser.add_argument("--samples", type=int, metavar="N", help="answers to each question (k)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (0 with one answer, else 1)")
@@ -30,9 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print all results, of suites and others, as JSON")
 
 
-def toml_of(options: argparse.Namespace) -> str | None:
-    """TOML of an evaluation: ``--config``, or ``--file`` where that is no suite's data. Errors: ConfigError."""
-    is_data = options.suite and options.file and not options.file.endswith(".toml")
-    if options.config and options.file and not is_data:
-        raise ConfigError(f"{options.config} and {options.file}: an evaluation has one TOML; give one of them")
-    return options.config or (None if is_data else options.file)
+def check_file(options: argparse.Namespace) -> None:
+    """Check that ``--file`` names rows of one suite. Errors: ConfigError."""
+    if not options.file:
+        return
+    if options.file.endswith(".toml") or not options.suite:
+        raise ConfigError(f"--file {options.file}: this is for rows of a --suite; a TOML is given as --config")
+    if len(options.suite) > 1:
+        raise ConfigError(f"--file {options.file}: of several suites each has its own: give them as [[eval.suites]]")

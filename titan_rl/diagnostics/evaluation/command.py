@@ -27,7 +27,7 @@ from titan_rl.controller.preflight.checks import Checked, check, read_config, re
 from titan_rl.controller.preflight.data_checks import longest_prompt
 from titan_rl.controller.wiring import Actors
 from titan_rl.data.storage.files import replace_text, try_lock
-from titan_rl.diagnostics.evaluation.arguments import toml_of
+from titan_rl.diagnostics.evaluation.arguments import check_file
 from titan_rl.environments.rollout.suites import make_suites
 from titan_rl.mesh.meshes import ALL_PARTS
 from titan_rl.models.layers.rope import num_positions
@@ -81,7 +81,8 @@ def evaluate(
 
 def checked_suites(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> Checked:
     """Checked configuration of an evaluation. Errors: ConfigError."""
-    toml = toml_of(options)
+    check_file(options)
+    toml = options.config
     config = load_config(toml, overrides)
     if options.suite:
         _check_overrides(options, overrides)
@@ -137,11 +138,7 @@ def _suites(options: argparse.Namespace, tables: Sequence[dict[str, Any]], style
     """Tables of the suites that are asked for: those of the TOML, with what the command line says over them."""
     known = {table.get("name"): table for table in tables}
     names = options.suite or list(known)
-    if len(names) > 1 and options.file and options.file != toml_of(options):
-        raise ConfigError(f"--file {options.file}: of several suites each has its own: give them as [[eval.suites]]")
     given = {key: getattr(options, key) for key in OF_SUITES if getattr(options, key) is not None}
-    if given.get("file") == toml_of(options):
-        given.pop("file", None)
     styled = {} if style is None else {"style": style}
     return [styled | known.get(name, {"name": name}) | given for name in names]
 

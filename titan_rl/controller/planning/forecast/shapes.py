@@ -25,6 +25,17 @@ _LLAMA = dict(
     attention_bias=False,
     mlp_bias=False,
 )
+_QWEN2 = dict(
+    model_type="qwen2",
+    architectures=["Qwen2ForCausalLM"],
+    vocab_size=151936,
+    hidden_act="silu",
+    max_position_embeddings=32768,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    use_sliding_window=False,
+    tie_word_embeddings=False,
+)
 _QWEN3 = dict(
     model_type="qwen3",
     architectures=["Qwen3ForCausalLM"],
@@ -59,11 +70,21 @@ def _sized(
 
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-3.2-1B-Instruct": _sized(_LLAMA, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True),
+    "meta-llama/Llama-3.2-3B-Instruct": _sized(_LLAMA, 3072, 8192, 28, 24, tie_word_embeddings=True),
     "meta-llama/Llama-3.1-8B-Instruct": _sized(_LLAMA, 4096, 14336, 32, 32),
     "meta-llama/Llama-3.3-70B-Instruct": _sized(_LLAMA, 8192, 28672, 80, 64),
     "meta-llama/Llama-3.1-405B-Instruct": _sized(_LLAMA, 16384, 53248, 126, 128),
+    "Qwen/Qwen2.5-0.5B-Instruct": _sized(_QWEN2, 896, 4864, 24, 14, num_key_value_heads=2, tie_word_embeddings=True),
+    "Qwen/Qwen2.5-1.5B-Instruct": _sized(_QWEN2, 1536, 8960, 28, 12, num_key_value_heads=2, tie_word_embeddings=True),
+    "Qwen/Qwen2.5-3B-Instruct": _sized(_QWEN2, 2048, 11008, 36, 16, num_key_value_heads=2, tie_word_embeddings=True),
+    "Qwen/Qwen2.5-7B-Instruct": _sized(_QWEN2, 3584, 18944, 28, 28, num_key_value_heads=4, vocab_size=152064),
+    "Qwen/Qwen2.5-32B-Instruct": _sized(_QWEN2, 5120, 27648, 64, 40, num_key_value_heads=8, vocab_size=152064),
+    "Qwen/Qwen3-0.6B": _sized(_QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True),
     "Qwen/Qwen3-1.7B": _sized(_QWEN3, 2048, 6144, 28, 16, tie_word_embeddings=True),
+    "Qwen/Qwen3-4B": _sized(_QWEN3, 2560, 9728, 36, 32, tie_word_embeddings=True),
     "Qwen/Qwen3-8B": _sized(_QWEN3, 4096, 12288, 36, 32),
+    "Qwen/Qwen3-14B": _sized(_QWEN3, 5120, 17408, 40, 40),
     "Qwen/Qwen3-32B": _sized(_QWEN3, 5120, 25600, 64, 64),
     "Qwen/Qwen3-30B-A3B": _sized(_QWEN3_MOE, 2048, 6144, 48, 32, moe_intermediate_size=768),
     "Qwen/Qwen3-235B-A22B": _sized(_QWEN3_MOE, 4096, 12288, 94, 64, moe_intermediate_size=1536),
