@@ -55,6 +55,12 @@ def test_a_completed_run_names_its_places_and_what_to_look_at(run_dir):
     assert "--resume" not in text
 
 
+def test_a_run_on_rows_names_what_shows_its_curves(run_dir):
+    (run_dir.rollouts / "step-000003.parquet").unlink()
+    assert said(run_dir, 5).endswith(f"next: titan-rl watch '{run_dir.root}'")
+    assert "titan-rl watch" not in said(run_dir, 0)
+
+
 @pytest.mark.parametrize(("without_signal", "is_said"), [(0, False), (1, False), (2, True), (4, True)])
 def test_one_that_had_nothing_to_learn_from_says_so(run_dir, without_signal, is_said):
     line = f"no signal in {without_signal} of 4 steps: all answers to a prompt had the same reward"

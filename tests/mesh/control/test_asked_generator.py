@@ -76,7 +76,25 @@ def test_requests_under_way_and_later_ones_go_to_the_next(generators, is_known):
         other.outcome.set_result("answer")
         assert await asyncio.gather(*works) == [[f"answer of {name}"] for name in ("1", "2", "3")]
         assert one.requests == ["1", "2"] and sorted(other.requests) == ["1", "2", "3"]
-        assert sorted(one.aborted) == ([] if is_known else sorted(one.ids)) and not other.aborted
+        assert not one.aborted and not other.aborted, "the one is dead"
+
+    run(generators, play)
+
+
+@pytest.mark.parametrize("why", ["moved", "cancelled"])
+def test_a_generator_that_lives_is_told_what_nobody_waits_for(generators, why):
+    async def play(asked, one, other):
+        work = asyncio.ensure_future(asked.ask(ask_for("1")))
+        await settled()
+        if why == "moved":
+            asked.move(b"b")
+            other.outcome.set_result("answer")
+            assert await work == ["answer of 1"]
+        else:
+            work.cancel()
+            await asyncio.wait({work})
+        await settled()
+        assert one.aborted == one.ids and len(one.ids) == 1 and not other.aborted
 
     run(generators, play)
 

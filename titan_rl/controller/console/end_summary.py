@@ -86,6 +86,8 @@ def _next_commands(
         drafter = run_dir.drafter if _holds_model(run_dir.drafter) else None
         if can_evaluate and (evaluation := command.evaluate(run_dir.model, drafter)):
             yield evaluation
+    elif steps_done:  # on rows, which have no answers to show
+        yield shlex.join(["titan-rl", "watch", str(run_dir.root)])
 
 
 def _config(folder: Path) -> dict[str, Any]:

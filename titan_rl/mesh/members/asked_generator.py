@@ -88,12 +88,12 @@ class AskedGenerator:
                 if failure.is_request_refused or not await self._is_moved_from(generator):
                     raise failure from error
             finally:
-                if not work.done():
+                if not work.done() and self._generator is not None and not self._is_over:  # or else that one is dead
                     self._abort(generator, request.id)
                 work.cancel()
 
     def _abort(self, generator: Any, request_id: str) -> None:
-        """Have a generator that may live sample no further what nobody waits for."""
+        """Have a generator sample no further what nobody waits for."""
         aborted = asyncio.ensure_future(_result_of(generator.abort.call_one(request_id)))
         self._aborts.add(aborted)  # or it would be collected before its end
         aborted.add_done_callback(self._aborts.discard)
