@@ -132,6 +132,7 @@ class Dispatcher:
                     return await self._outcome(work, verifier, replica, name)
                 assert replica is not None, "or the work is done"
                 if not replica.is_dead:  # a helper, which sleeps (helpers.py)
+                    self.generators.processes.record_event("group_moved", prompt=name, generator=replica.number)
                     continue
                 self._engine_died(replica, name)
                 if self._is_poison(name):
