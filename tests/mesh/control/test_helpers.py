@@ -66,6 +66,7 @@ class Scene:
             helpers=range(1, 2),
             helper_gate=StartupGate(),
             start_helpers=self.start_helpers,
+            config=SimpleNamespace(generator=SimpleNamespace(max_num_seqs=4)),
             fail=lambda number, why: self.log.append(f"{number} {why}"),
             log=self.log.append,
         )

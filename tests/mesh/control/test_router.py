@@ -121,9 +121,9 @@ def test_a_group_waits_for_room_unless_it_is_under_way():
                 assert (third, fourth) == (one, one)
                 waiting = asyncio.ensure_future(router.choose(1, samples=1).__aenter__())
                 await asyncio.sleep(0)
-                assert router.is_crowded and not waiting.done() and not router.has_room(0)
+                assert router.is_crowded and not waiting.done() and not router.runs_at_once(0, 6)
             assert await waiting == one and not router.is_crowded
-            assert router.has_room(1) and not router.has_room(4), "beside 4 and 1 of 6"
+            assert router.runs_at_once(1, 6) and not router.runs_at_once(2, 6), "beside 5 and 8"
 
     asyncio.run(run())
 

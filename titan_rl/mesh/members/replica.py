@@ -23,7 +23,7 @@ class HeldGroup:
     samples: int
     moved: asyncio.Future[None] | None
     """Done once it is to go on at another replica; None: it can't."""
-    began: float = field(default_factory=time.monotonic)
+    began: float
     seconds: float = 0.0
     """That a helper has worked on it, its last turn not included."""
 
@@ -59,7 +59,7 @@ class Replica:
     @contextmanager
     def at_work(self, deadline: Deadline, samples: int, moved: asyncio.Future[None] | None = None) -> Iterator[None]:
         """A context in which a group of so many samples is in flight here; ``moved`` as in ``HeldGroup``."""
-        held = HeldGroup(deadline, samples, moved)
+        held = HeldGroup(deadline, samples, moved, time.monotonic())
         self.groups.append(held)
         self.idle.clear()
         try:

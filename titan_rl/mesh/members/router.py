@@ -55,9 +55,10 @@ class Router:
         """Whether a group waits for room, for one that rests, or for any at all."""
         return self._num_waiting > 0
 
-    def has_room(self, samples: int) -> bool:
-        """Whether a group of so many samples would not wait, nor make another one wait that has come before."""
-        return not self._num_waiting and bool(self._able(samples))
+    def runs_at_once(self, samples: int, most: int) -> bool:
+        """Whether no group waits, and one has room for so many samples more of ``most`` that it runs at once."""
+        held = [self._samples_at[number] for number in self._able(0)]
+        return not self._num_waiting and any(not count or count + samples <= most for count in held)
 
     def rest(self, number: int) -> None:
         """Take an actor out of rotation with its groups, which wait, until ``resume``; no fault is counted."""

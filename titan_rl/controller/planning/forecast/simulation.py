@@ -73,9 +73,9 @@ class _Engine:
     def held(self) -> int:
         return len(self.running) + len(self.waiting)
 
-    def has_room(self, size: int) -> bool:
-        """Whether it takes a group of this size now."""
-        return not self.sleeps and (not self.held or self.held + size <= self.most)
+    def has_room(self, size: int, most: float | None = None) -> bool:
+        """Whether it takes a group of this size now. ``most``: requests that it then has; None: as many as it takes."""
+        return not self.sleeps and (not self.held or self.held + size <= (most or self.most))
 
     def take(self, number: int, tokens: Iterable[float]) -> None:
         """A group, with the tokens of its answers."""
@@ -209,7 +209,7 @@ class _Run:
         size = self.scenario.batch.group_size
         for helper in (helper for helper in self.helpers if helper.sleeps):
             for number in helper.numbers():
-                able = [place for place, engine in enumerate(self.engines) if engine.has_room(size)]
+                able = [place for place, engine in enumerate(self.engines) if engine.has_room(size, engine.seats)]
                 if able and self.helped[number] <= self.works_until - now:
                     helper.drop(number)
                     self.left[number] = size
