@@ -19,7 +19,7 @@ from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, RoleEndpoints, TrainerEndpoints, VerifierEndpoints
 from titan_rl.mesh.processes.blame import Ending, Outcome, to_blame
 from titan_rl.mesh.supervision.actor_process import ActorDied
-from titan_rl.mesh.supervision.calls import Deadline, call_all, call_each
+from titan_rl.mesh.supervision.calls import Deadline, call_all, call_each, started
 from titan_rl.mesh.supervision.remote_call import RemoteCall, SidecarEndpoints, stub
 from titan_rl.mesh.supervision.sidecar import Sidecar
 
@@ -260,3 +260,28 @@ def test_a_copier_is_asked_as_a_sidecar_is():
     assert {name: list(one.parameters) for name, one in asked.items()} == {
         name: list(signatures(SidecarEndpoints)[name].parameters) for name in ("keep", "kept")
     }
+
+
+@pytest.mark.parametrize(
+    ("deaths", "cause", "num_starts", "is_up"),
+    [(0, None, 1, True), (1, None, 2, True), (2, None, 2, False), (1, ValueError("no model"), 1, False)],
+    ids=["nobody dies", "one dies", "the next dies, too", "it raised, as it would again"],
+)
+def test_a_start_in_which_an_actor_dies_begins_once_again(deaths, cause, num_starts, is_up):
+    starts, said = [], []
+
+    async def start() -> str:
+        starts.append(len(starts))
+        if len(starts) <= deaths:
+            raise ActorDied([SimpleNamespace(name="generator 0", why="died")], "starting generator 0") from cause
+        return "up"
+
+    async def run() -> str:
+        return await started(start, said.append)
+
+    if is_up:
+        assert asyncio.run(run()) == "up"
+    else:
+        with pytest.raises(ActorDied):
+            asyncio.run(run())
+    assert len(starts) == num_starts and len(said) == num_starts - 1

@@ -7,6 +7,7 @@ that is taken away ends its groups first.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from titan_rl.config.sections.placement import most_samples
@@ -18,7 +19,7 @@ from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.processes.background import BackgroundTasks
 from titan_rl.mesh.resources.devices import HELPER, Devices, EngineSeats
 from titan_rl.mesh.supervision.actor_process import ActorProcess, last_line
-from titan_rl.mesh.supervision.calls import call_each
+from titan_rl.mesh.supervision.calls import call_each, started
 from titan_rl.mesh.supervision.standby import Standby
 from titan_rl.mesh.weights.channel_link import WeightLink
 
@@ -147,7 +148,8 @@ class Generators:
 
     async def start(self) -> None:
         async with self.startup_gate.inside():
-            replicas = await asyncio.gather(*(self._start_one(n) for n in self.router.members))
+            starts = (started(partial(self._start_one, number), self.log) for number in self.router.members)
+            replicas = await asyncio.gather(*starts)
             for replica in replicas:
                 self._take_in(replica)
 

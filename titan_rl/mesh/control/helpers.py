@@ -8,9 +8,9 @@ A call to the trainer takes the devices back at once; only a helper that is bein
 lent when the trainer has waited for as long as lending and taking them takes, so that at most as much time is lost
 again as has passed anyway (the rule of rent or buy: Karlin et al., "Competitive snoopy caching", Algorithmica 1988).
 
-A group that sleeps moves to an engine that runs it at once, and begins again there, if that repeats less work than the trainer is
-expected to do until it waits again, which is what it did last time. So a run whose trainer need not wait does not wait
-for its helpers. Who dies is replaced as under colocation, a helper in its next turn.
+A group that sleeps moves to an engine that runs it at once, and begins again there, if that repeats less work than the
+trainer is expected to do until it waits again, which is what it did last time. So a run whose trainer need not wait
+does not wait for its helpers. Who dies is replaced as under colocation, a helper in its next turn.
 """
 
 import asyncio

@@ -48,7 +48,7 @@ class RoleProcesses:
 
     async def start(self) -> None:
         self.ranks = list(await asyncio.gather(*(self._spawn(rank) for rank in range(self.world_size))))
-        await self._join()
+        await self._repaired(self._join)
 
     async def _spawn(self, rank: int) -> ActorProcess:
         name, on = f"{self.role} rank {rank}", next((seat.host for seat in self._seats[rank : rank + 1]), None)

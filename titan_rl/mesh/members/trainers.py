@@ -17,7 +17,7 @@ from titan_rl.mesh.members.roles import Roles
 from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.resources.devices import Seat
 from titan_rl.mesh.supervision.actor_process import ActorProcess
-from titan_rl.mesh.supervision.calls import call, call_each
+from titan_rl.mesh.supervision.calls import call, call_each, started
 from titan_rl.mesh.supervision.peers import PeerNotifier
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.supervision.rendezvous import rendezvous
@@ -51,7 +51,7 @@ class Trainers:
         own, if there is one.
         ``stragglers``: gets every step's times of each rank. ``roles``: what else is asked about a step's rows.
         ``seats``: each rank's GPU; none on a CPU. ``record``: gets what ranks tell of a step besides."""
-        self.processes, self.config, self.scratch = run.processes, run.config, run.scratch
+        self.processes, self.config, self.scratch, self._log = run.processes, run.config, run.scratch, run.log
         self._sides = [(side, rank) for side, count in sides.items() for rank in range(count)]
         """Of each rank: its side, and its rank there."""
         self.world_size, self._policy_ranks = len(self._sides), next(iter(sides.values()))
@@ -68,6 +68,11 @@ class Trainers:
         self.ranks = list(await asyncio.gather(*map(self._take, range(self.world_size))))
         for process in self.ranks:
             self._peers.watch(process)
+        await started(self._join_all, self._log)
+
+    async def _join_all(self) -> None:
+        """With others in place of ranks that have died."""
+        await self.replace(self.dead)
         await self.join()
 
     async def _take(self, rank: int) -> ActorProcess:

@@ -1,12 +1,13 @@
 """The verifier processes. One that dies is replaced, and its groups are sampled again through another."""
 
 import asyncio
+from functools import partial
 
 from titan_rl.mesh.members.endpoints import VerifierEndpoints
 from titan_rl.mesh.members.router import Replacements, Router
 from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
-from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.supervision.calls import call, started
 from titan_rl.mesh.supervision.standby import Standby
 
 
@@ -24,7 +25,8 @@ class Verifiers:
         self._scoring_seconds: dict[str, list[float]] = {}
 
     async def start(self) -> None:
-        await asyncio.gather(*(self._start_one(number) for number in range(self.config.verifier.procs)))
+        numbers = range(self.config.verifier.procs)
+        await asyncio.gather(*(started(partial(self._start_one, number), self.log) for number in numbers))
 
     async def _start_one(self, number: int) -> None:
         process = await self.standby.take(f"verifier {number}")

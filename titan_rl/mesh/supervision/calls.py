@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Generic, TypeVar, cast
 
@@ -148,6 +148,17 @@ class _GroupCall(Generic[R]):
 
 def _ended(outcome: Outcome | None, ending: Ending) -> bool:
     return outcome is not None and outcome.ending is ending
+
+
+async def started(start: Callable[[], Awaitable[R]], log: Callable[[str], None]) -> R:
+    """Result of a start that leaves nothing behind; it begins once again if an actor dies of nothing that it raised."""
+    try:
+        return await start()
+    except ActorDied as death:
+        if death.__cause__ is not None:
+            raise
+        log(f"{death}: begun again")
+    return await start()
 
 
 async def done_or_dead(work: asyncio.Future, processes: Iterable[ActorProcess], *others: asyncio.Future) -> None:
