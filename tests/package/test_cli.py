@@ -62,6 +62,7 @@ def test_tasks_are_listed_without_those_that_cannot_be_had(capsys):
             "--file b.toml: this is for rows of a --suite; a TOML",
         ),
         (["eval", "tiny", "--file", "rows.jsonl"], "rows of a --suite"),
+        (["eval", "tiny", "--suite", "gsm8k", "--file", ""], "--file has no name"),
         (["eval", "tiny", *("--suite", "gsm8k") * 2, "--file", "rows.jsonl"], "[[eval.suites]]"),
         (["eval", "tiny", "--config", "nowhere.toml"], "nowhere.toml"),
         (["eval", "tiny", "--suite", "gsm8k", "--task", "gcd"], "--task gcd"),

@@ -120,7 +120,10 @@ def show_ledger(run: Path, *, steps: bool, as_json: bool) -> int:
         console = Terminal()
         console.print(f"ledger of {ledger['run']}", soft_wrap=True)
         console.print(_account_table(ledger))
-        again = ", ".join(f"{number} prompts {count} times" for count, number in ledger["prompts_by_retries"].items())
+        again = ", ".join(
+            f"{number} prompt{'s' * (number != 1)} {count} time{'s' * (int(count) != 1)}"
+            for count, number in ledger["prompts_by_retries"].items()
+        )
         console.print(f"{ledger['prompts']:,} prompts; retried after infrastructure failures: {again or 'none'}")
         if steps:
             console.print(_steps_table(ledger["steps"]))

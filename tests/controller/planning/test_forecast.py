@@ -204,6 +204,9 @@ def test_the_report_says_what_is_scored_beside_sampling():
     [line] = [line for line in forecast_lines(its, None, 1) if line.startswith("  score ")]
     assert "of work beside sampling" in line and f"{its.scored_after:.1f} s," in line
     assert "phases overlap" in forecast_lines(forecast(replace(SCENARIO, staleness=1)), None, 1)[0]
+    assert (
+        "without helper generators" in forecast_lines(forecast(replace(SCENARIO, staleness=1, helpers=1)), None, 1)[0]
+    )
 
 
 def test_a_simulated_step_with_equal_answers_is_the_arithmetic_s():

@@ -132,6 +132,25 @@ def test_devices_are_lent_while_the_trainer_waits_and_a_group_wants_an_engine(mo
     play(monkeypatch, act)
 
 
+def test_a_trainer_that_dies_while_helpers_start_ends_the_start_by_name(monkeypatch):
+    """They would wait for its repair, which waits for them."""
+
+    async def run():
+        scene = Scene(monkeypatch)
+
+        async def start_helpers() -> None:
+            scene.trainers.ranks[0].died.set_result(0.0)
+            await asyncio.Event().wait()
+
+        scene.generators.start_helpers = start_helpers
+        await scene.turns.begin()
+        with pytest.raises(ActorDied, match="trainer rank 0 died while helper generators started"):
+            await scene.turns.start()
+        await scene.turns.take(dead=True)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
 def test_a_helper_that_died_comes_back_where_no_other_generator_is_left(monkeypatch):
     async def act(scene: Scene) -> None:
         scene.router.give_up(0, "its replacements failed")

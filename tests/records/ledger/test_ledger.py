@@ -255,7 +255,7 @@ def test_the_command_prints_the_account(ledger, tmp_path, capsys):
     }
     assert main(["ledger", str(tmp_path), "--steps"]) == 0
     said = capsys.readouterr().out
-    for line in ("discarded: timeout", "pending", "adds up", "1 prompts 2 times", "1 timeout"):
+    for line in ("discarded: timeout", "pending", "adds up", "1 prompt 2 times", "1 timeout"):
         assert line in said
 
 

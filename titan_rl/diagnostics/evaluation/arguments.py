@@ -30,9 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_file(options: argparse.Namespace) -> None:
     """Check that ``--file`` names rows of one suite. Errors: ConfigError."""
-    if not options.file:
+    if options.file is None:
         return
-    if options.file.endswith(".toml") or not options.suite:
+    if not options.file:
+        raise ConfigError("--file has no name: give a file of rows, or leave it out")
+    if options.file.lower().endswith(".toml") or not options.suite:
         raise ConfigError(f"--file {options.file}: this is for rows of a --suite; a TOML is given as --config")
     if len(options.suite) > 1:
         raise ConfigError(f"--file {options.file}: of several suites each has its own: give them as [[eval.suites]]")

@@ -62,7 +62,14 @@ class HelperTurns(NoColocation):
         """Start the helpers once all others are up; they are connected, and sleep from the trainer's next call on."""
         async with self._lock:
             await self._leave()
-            await self.generators.start_helpers()
+            starting = asyncio.ensure_future(self.generators.start_helpers())
+            deaths = {rank.died for rank in self.trainers.ranks}
+            await asyncio.wait({starting, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+            if dead := [rank for rank in self.trainers.ranks if rank.died.done()]:  # whom helpers would wait for
+                starting.cancel()
+                await asyncio.wait({starting})
+                raise ActorDied(dead, "helper generators started")
+            starting.result()
 
     async def take(self, *, dead: bool = False) -> None:
         self._waits_since = None

@@ -17,8 +17,9 @@ def forecast_lines(its: Forecast, days: float | None, steps: int) -> list[str]:
     scenario, batch = its.scenario, its.scenario.batch
     work = f"{batch.groups} x {batch.group_size} answers of {batch.answer:.0f} tokens to prompts of {batch.prompt:.0f}"
     order = "its phases overlap, as sampling goes on beside training" if its.is_beside else "one phase after the other"
+    helpers = ", without helper generators, which the simulation below has" if scenario.helpers else ""
     lines = [
-        f"a step of {work}: {_seconds(its.seconds)}, {order} (staleness {scenario.staleness}):",
+        f"a step of {work}: {_seconds(its.seconds)}, {order} (staleness {scenario.staleness}){helpers}:",
         *(_phase(its, name, seconds) for name, seconds in its.phases().items() if seconds > 0),
         f"  trainer {_seconds(its.trainer)}, generators {_seconds(its.generators)} of a step; of all devices' time "
         f"{100 * its.idle:.0f} % is spent waiting; pipeline bubble {100 * its.training.bubble:.0f} %",
