@@ -1,4 +1,4 @@
-"""Generator that a group's requests go to, as its verifier has it, and another in its place if it dies or sleeps.
+"""Generator that a group's requests go to, as its verifier has it, and another if it dies or sleeps.
 
     ask ─▶ generator ─▶ completions
               ├─ dies ─▶ the request waits ─▶ move ─▶ the same request at another
