@@ -165,7 +165,7 @@ def test_groups_that_sleep_have_the_turn_once_the_trainer_is_idle(monkeypatch, w
         turns, _ = make(monkeypatch)
         await turns.begin()
         for replica in turns.generators.replicas.values():
-            replica.num_groups = int(why != "nobody waits")
+            replica.groups = [object()] * (why != "nobody waits")
         if why == "it is the generators' turn":
             await turns.give()
         turns.release()
