@@ -160,7 +160,8 @@ def joined(monkeypatch) -> list[tuple]:
 
     class FakeStandby:
         async def take(self, name, on=None):
-            return SimpleNamespace(name=name, kill=lambda: None, deaths=DeathHandlers(), host=Host("controller", None))
+            state = dict(is_dead=False, kill=lambda: None, deaths=DeathHandlers(), host=Host("controller", None))
+            return SimpleNamespace(name=name, **state)
 
     for module in (trainers, generators):
         monkeypatch.setattr(module, "call_each", call_each)
