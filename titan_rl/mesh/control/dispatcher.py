@@ -116,7 +116,7 @@ class Dispatcher:
                 async with AsyncExitStack() as choice:
                     moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     engine = self._engine_for(name, sampling.num_samples, allowed, moved, is_under_way=work is not None)
-                    replica = await unless(work, choice.enter_async_context(engine))
+                    replica = await unless([work] if work else [], choice.enter_async_context(engine))
                     if work is None:
                         assert replica is not None, "there is nothing else to wait for"
                         if verifier.is_dead:  # while an engine was waited for

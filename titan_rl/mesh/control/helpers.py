@@ -24,6 +24,7 @@ from titan_rl.mesh.control.generators import Generators
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints
 from titan_rl.mesh.members.replica import HeldGroup, Replica
 from titan_rl.mesh.members.trainers import Trainers
+from titan_rl.mesh.processes.deadlines import unless
 from titan_rl.mesh.supervision.actor_process import ActorDied, last_line
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.telemetry.step_record import StepRecord
@@ -62,14 +63,9 @@ class HelperTurns(NoColocation):
         """Start the helpers once all others are up; they are connected, and sleep from the trainer's next call on."""
         async with self._lock:
             await self._leave()
-            starting = asyncio.ensure_future(self.generators.start_helpers())
-            deaths = {rank.died for rank in self.trainers.ranks}
-            await asyncio.wait({starting, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+            await unless(self._deaths(), self.generators.start_helpers())
             if dead := [rank for rank in self.trainers.ranks if rank.died.done()]:  # whom helpers would wait for
-                starting.cancel()
-                await asyncio.wait({starting})
                 raise ActorDied(dead, "helper generators started")
-            starting.result()
 
     async def take(self, *, dead: bool = False) -> None:
         self._waits_since = None
@@ -167,12 +163,8 @@ class HelperTurns(NoColocation):
             self._seconds_worked = self._waits_since - self._asleep_since
             start, helpers = time.monotonic(), self._helpers()
             await self._leave()
-            waking = asyncio.gather(*(self._wake(replica) for replica in helpers))
-            deaths = {rank.died for rank in self.trainers.ranks}
-            await asyncio.wait({waking, *deaths}, return_when=asyncio.FIRST_COMPLETED)
-            if not waking.done():  # one may wait for a rank that will never answer
-                waking.cancel()
-            elif all(waking.result()) and helpers:
+            woke = await unless(self._deaths(), self._wake_all(helpers))  # or they wait for whoever never answers
+            if woke and helpers:
                 self._seconds_to_lend = min(self._seconds_to_lend or inf, time.monotonic() - start)
 
     async def _leave(self) -> None:
@@ -182,6 +174,9 @@ class HelperTurns(NoColocation):
             await self.trainers.call(TrainerEndpoints.offload(), what="leaving the device")
         self._are_lent, self._lent_since = True, time.monotonic()
         self.generators.helper_gate.open()
+
+    async def _wake_all(self, helpers: list[Replica]) -> bool:
+        return all(await asyncio.gather(*map(self._wake, helpers)))
 
     async def _wake(self, replica: Replica) -> bool:
         """Whether it woke; one that does not is replaced."""
@@ -198,6 +193,9 @@ class HelperTurns(NoColocation):
     def _helpers(self) -> list[Replica]:
         replicas = self.generators.replicas
         return [replicas[number] for number in self.generators.helpers if number in replicas]
+
+    def _deaths(self) -> set[asyncio.Future[float]]:
+        return {rank.died for rank in self.trainers.ranks}
 
     def _ranks(self) -> list[str]:
         return [rank.name for rank in self.trainers.ranks]

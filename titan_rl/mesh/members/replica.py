@@ -25,7 +25,7 @@ class HeldGroup:
     """Done once it is to go on at another replica; None: it can't."""
     began: float
     seconds: float = 0.0
-    """That a helper has worked on it, its last turn not included."""
+    """That a helper had worked on it when it last fell asleep."""
 
 
 @dataclass(eq=False)

@@ -23,13 +23,11 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def unless(other: asyncio.Future | None, work: Coroutine[Any, Any, T]) -> T | None:
-    """Result of the work, which is cancelled once ``other`` is done; None then."""
-    if other is None:
-        return await work
+async def unless(others: Iterable[asyncio.Future], work: Coroutine[Any, Any, T]) -> T | None:
+    """Result of the work, which is cancelled once one of the others is done; None then."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
         if not task.done():
