@@ -30,7 +30,7 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"titan-rl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    add_arguments(commands.add_parser("train", help="run a TOML; --section.key value overrides it"))
+    add_arguments(commands.add_parser("train", help="run a TOML; --section.key value overrides it", add_help=False))
 
     plan_command.add_arguments(
         commands.add_parser("plan", help="where a run's processes would go, what they hold, how fast")

@@ -17,7 +17,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from titan_rl.config.command_line import (
@@ -32,9 +32,10 @@ from titan_rl.config.command_line import (
     parse,
 )
 from titan_rl.config.errors import NamedFault
-from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.io.printable import say
+from titan_rl.config.load import ConfigError, load_config, nearest_section
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.sections.schema import MADE_MODELS, TITAN_SECTIONS, Config
+from titan_rl.config.sections.schema import MADE_MODELS, OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.config.shipped import LISTED, shipped, subject
 from titan_rl.config.torchrun import World, adopt, earlier_run, forget, record_run, report_to_torchrun, world_of
 from titan_rl.data.storage.files import is_full
@@ -43,8 +44,6 @@ from titan_rl.mesh.resources.imports import IMPORTS, collector_paused
 from titan_rl.mesh.resources.open_files import raise_open_files
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
-    from _typeshed import SupportsWrite
-
     from titan_rl.controller.session import Session
     from titan_rl.mesh.launch.torchrun import OtherRanks
     from titan_rl.records.statistics import Proportion
@@ -260,6 +259,8 @@ def _ignore_signals() -> None:
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of both entry points, besides overrides."""
+    about = "show this help message, or the keys of a section of the TOML (all: of every one), and exit"
+    parser.add_argument("-h", "--help", action=_Help, nargs="?", metavar="SECTION", help=about)
     parser.add_argument("file", nargs="?", help="TOML of the run, or the name of one that comes with titan_rl")
     parser.add_argument("--resume", action="store_true", help="go on with the newest run of that file, where it was")
     parser.add_argument(
@@ -270,12 +271,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--config", metavar="FILE", help="the file in TorchTitan's manner")
     parser.add_argument("--module", help="titan_rl: TorchTitan 0.3 wants it beside --config")
     parser.set_defaults(show_help=parser.print_help)
-    parser.print_help = partial(_print_all_help, parser)
     parser.epilog = "\n".join(
         (
             "Every key can be given as --section.key value, which goes over the file: --training.steps 20.",
-            "--help lists them with their defaults, docs/operations/configuration.md describes them.",
-            f"TorchTitan's own sections: {', '.join(TITAN_SECTIONS)}. An algorithm's own keys: docs/algorithms.md.",
+            "docs/operations/configuration.md describes them, docs/algorithms.md those of an algorithm's own.",
+            fill(f"Sections: {', '.join((*OUR_SECTIONS, *TITAN_SECTIONS))}.", 100),
             "\nThese files come with titan_rl:",
             *_listed(shipped()),
         )
@@ -287,12 +287,21 @@ def _listed(files: dict[str, Path]) -> list[str]:
     return [f"  {name:{width}}{shorten(subject(file), 100, placeholder=' ...')}" for name, file in files.items()]
 
 
-def _print_all_help(parser: Parser, file: "SupportsWrite[str] | None" = None) -> None:
-    """With every key, which takes the imports of TorchTitan."""
-    from titan_rl.controller.key_help import key_help
+class _Help(argparse.Action):
+    """``--help``, or ``--help SECTION``, which takes the imports of TorchTitan."""
 
-    type(parser).print_help(parser, file)
-    print(key_help(), file=file)
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        if values is None or values in shipped() or values.endswith(".toml"):
+            parser.print_help()
+            parser.exit()
+        section = values.strip("[]").split(".")[0]
+        if section not in (*OUR_SECTIONS, *TITAN_SECTIONS, "all"):
+            parser.error(f"--help {values}: a TOML has no section of that name; {nearest_section(section)}")
+
+        from titan_rl.controller.key_help import key_help
+
+        say(key_help(section))
+        parser.exit()
 
 
 def train_command(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> int:
@@ -343,7 +352,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = Parser(prog="python -m titan_rl.train", description="Run a TOML, as `titan-rl train` does.")
+    about = "Run a TOML, as `titan-rl train` does."
+    parser = Parser(prog="python -m titan_rl.train", description=about, add_help=False)
     add_arguments(parser)
     return train_command(*parse(parser, arguments))
 

@@ -20,7 +20,7 @@ from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.cli import main
 from titan_rl.config import command_line
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.sections.schema import Config
+from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.config.sections.suites import PRESETS
 from titan_rl.config.shipped import shipped
 from titan_rl.controller import wiring
@@ -158,11 +158,33 @@ def test_the_help_of_train_lists_the_files_that_come_along_and_says_where_overri
     said = capsys.readouterr().out
     assert done.value.code == 0 and "--section.key" in said and "docs/operations/configuration.md" in said
     assert len(shipped()) >= 3 and all(f"  {name}  " in said for name in shipped())
+    assert all(name in said for name in (*OUR_SECTIONS, *TITAN_SECTIONS)) and "--run.seed" not in said
 
 
-def test_the_help_of_train_lists_every_key_with_its_default_and_a_line(capsys):
+@pytest.mark.parametrize("arguments", [["quickstart", "--help"], ["--help", "quickstart"], ["-h", "my.toml"]])
+def test_help_beside_a_file_is_the_help(arguments, capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["train", *arguments])
+    assert done.value.code == 0 and "usage: titan-rl train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["task", "[task]", "task.judge"])
+def test_the_help_of_a_section_lists_its_keys_and_those_of_what_is_chosen_in_it(name, capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["train", "--help", name])
+    said = capsys.readouterr().out
+    assert done.value.code == 0 and said.startswith("[task]\n  --task.name  ('gcd')\n")
+    assert "  --task.judge.url  (needed)" in said and "--run.seed" not in said and "usage" not in said
+
+
+def test_the_help_of_no_section_says_what_was_meant(capsys):
+    assert main(["train", "--help", "rollouts"]) == 2
+    assert "--help rollouts: a TOML has no section of that name; did you mean 'rollout'?" in capsys.readouterr().err
+
+
+def test_the_help_of_all_sections_lists_every_key_with_its_default_and_a_line(capsys):
     with pytest.raises(SystemExit):
-        main(["train", "--help"])
+        main(["train", "--help", "all"])
     said = capsys.readouterr().out
     for section in fields(Config):
         if section.name != "titan":

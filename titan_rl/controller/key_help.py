@@ -1,4 +1,4 @@
-"""Every key of a TOML with its default and a line about it: what ``titan-rl train --help`` ends with.
+"""Keys of a TOML with their defaults and a line about each: ``titan-rl train --help SECTION``.
 
 The lines are those that stand under the fields in the sources, ours and TorchTitan's.
 """
@@ -62,20 +62,26 @@ _OPTIONS = {
 """``[task.options]`` by the names of the tasks that take them."""
 
 
-def key_help() -> str:
-    """Help text of all sections, ours first; then keys of single algorithms and tasks."""
-    ours = get_type_hints(Config)
-    lines = [line for section in OUR_SECTIONS for line in _section(section, ours[section], {})]
-    for section, (cls, known) in titan_keys().items():
-        lines += _section(section, cls, known)
-    lines += [*_of_algorithms(), *_section("task.judge", JudgeConfig, {})]
+def key_help(section: str) -> str:
+    """Help text of one section, with those in it, or of all, ours first. ``section``: its name, or "all"."""
+    ours, titans = get_type_hints(Config), titan_keys()
+    lines: list[str] = []
+    for name in (*OUR_SECTIONS, *titans):
+        if section in (name, "all"):
+            lines += _section(name, ours[name], {}) if name in ours else _section(name, *titans[name])
+            lines += _OF_CHOICES.get(name, tuple)()
+    return "\n".join(lines).removeprefix("\n")
+
+
+def _of_tasks() -> Iterator[str]:
+    """Keys of a judge, and of single tasks."""
+    yield from _section("task.judge", JudgeConfig, {})
     for names, cls in _OPTIONS.items():
-        lines += _section("task.options", cls, {}, of=f"task.name = {names}")
-    lines += ["\n[task.options] of a reasoning-gym family: the family's own (`titan-rl tasks` lists them)"]
-    lines += _section(
+        yield from _section("task.options", cls, {}, of=f"task.name = {names}")
+    yield "\n[task.options] of a reasoning-gym family: the family's own (`titan-rl tasks` lists them)"
+    yield from _section(
         "task.options.NAME", PartConfig, {"weight": 1}, of="task.name = mixture, beside the keys of [task]"
     )
-    return "\n".join(lines)
 
 
 def _of_algorithms() -> Iterator[str]:
@@ -90,6 +96,10 @@ def _of_algorithms() -> Iterator[str]:
     for key, line in sorted(help_lines.items()):
         yield f"  --algorithm.{key}"
         yield _filled(line, "      ", "      ")
+
+
+_OF_CHOICES = {"task": _of_tasks, "algorithm": _of_algorithms}
+"""Keys that a section has by what is chosen in it."""
 
 
 def _section(section: str, cls: type, defaults: dict[str, Any], of: str = "") -> Iterator[str]:
