@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from titan_rl.compat.vllm.loading import inspect_models_here, rebind_kernels_of_vllm
+from titan_rl.compat.vllm.sampling import sample_by_inversion
 from titan_rl.compat.vllm.speculation import replace_functions
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks, reserve_shared_memory
@@ -30,6 +31,8 @@ def start_engine(
     guard_gloo()
     inspect_models_here()
     rebind_kernels_of_vllm()
+    if current_platform.is_cpu():
+        sample_by_inversion()
     if config.speculative.method != "none":
         # numba, which looks for drafts, else takes a semaphore in /dev/shm, which a killed process leaves there
         multiprocessing.set_start_method("spawn", force=True)

@@ -1,7 +1,12 @@
-"""vLLM's sampler: the tokens that each token was sampled from, and texts that end an answer.
+"""vLLM's sampler: how a CPU draws tokens, the tokens that each was sampled from, and texts that end an answer.
 
-Model Runner V2, which vLLM has for GPUs, returns such masks itself, of every request in the batch; those of the whole
+vLLM draws on a CPU by noise for every word (Gumbel), of which a large vocabulary takes a fifth of a step; here one
+number is drawn for a token, and the cumulative distribution is inverted.
+
+Model Runner V2, which vLLM has for GPUs, returns masks itself, of every request in the batch; those of the whole
 vocabulary are dropped. On a CPU they are read off the processed log-probabilities, where what was cut away is -inf.
+
+Dimensions: N requests, V words, K candidates of a draw.
 """
 
 from collections.abc import Callable
@@ -12,6 +17,8 @@ import torch
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.outputs import ModelRunnerOutput, SamplingMaskLists
+from vllm.v1.sample import sampler
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 from vllm.v1.worker.gpu.sample import logprob
 from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
@@ -34,10 +41,71 @@ REACHES = (
     Reach("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens", "return masks with a CPU's tokens"),
     Reach(f"{_SAMPLER}.sampler:Sampler.topk_topp_sampler", "read off what a CPU's sampler has cut away"),
     Reach(f"{_SAMPLER}.ops.topk_topp_sampler:TopKTopPSampler.forward", "read off what a CPU's sampler has cut away"),
+    Reach(f"{_SAMPLER}.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu", "draw a token by one number on a CPU"),
+    Reach(f"{_SAMPLER}.ops.topk_topp_sampler:apply_top_k_top_p", "draw a token by one number on a CPU"),
+    Reach(f"{_SAMPLER}.sampler:batched_count_greater_than", "count no ranks of tokens, which nobody reads"),
     Reach("vllm.v1.engine.output_processor:OutputProcessor.tokenizer", "find texts that end an answer"),
 )
 VLLM.require(REACHES)
 _LISTS_OF_ALL, _PART_OF = SamplingMaskTensors.tolists, SamplingMaskLists.slice_request
+_BY_NOISE = TopKTopPSampler.forward_cpu
+_LARGE_VOCABULARY, _BLOCK = 4096, 256
+"""Words from which on a draw by one number is faster; and those that are added up before one of them is looked for."""
+
+
+def sample_by_inversion() -> None:
+    """Have the samplers of this process, which works on a CPU, draw tokens of a large vocabulary by ``draw``."""
+    TopKTopPSampler.forward_cpu = _forward_cpu
+    sampler.batched_count_greater_than = _no_ranks
+
+
+def _forward_cpu(
+    self: TopKTopPSampler,
+    logits: torch.Tensor,
+    generators: dict[int, torch.Generator],
+    k: torch.Tensor | None,
+    p: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Tokens [N], and log-probabilities [N, V] of what they were drawn from. ``generators``: of seeded requests."""
+    if logits.shape[-1] < _LARGE_VOCABULARY or self.logprobs_mode != "processed_logprobs":
+        return _BY_NOISE(self, logits, generators, k, p)
+    logprob_NV = apply_top_k_top_p(logits, k, p).log_softmax(dim=-1, dtype=torch.float32)
+    uniform_N = torch.rand(len(logits), dtype=torch.float64)
+    for place, generator in generators.items():
+        uniform_N[place] = torch.rand((), dtype=torch.float64, generator=generator)
+    return draw(logprob_NV, uniform_N), logprob_NV
+
+
+def draw(logprob_NV: torch.Tensor, uniform_N: torch.Tensor) -> torch.Tensor:
+    """Token of each distribution at a number of [0, 1), by inversion (Devroye, 1986, section III.2): int64 [N].
+
+    First among blocks of words, then in the block. A word whose probability is 0 is never drawn. Where log-probabilities
+    are NaN the token is any."""
+    num_words = logprob_NV.shape[1]
+    num_blocks = -(-num_words // _BLOCK)
+    probability_NK = torch.empty(len(logprob_NV), num_blocks * _BLOCK)
+    torch.exp(logprob_NV, out=probability_NK[:, :num_words])
+    probability_NK[:, num_words:] = 0.0
+    by_block = probability_NK.view(len(probability_NK), num_blocks, _BLOCK)
+    block_N1, rest_N1 = _place(by_block.sum(-1), uniform_N[:, None])
+    of_block_NK = by_block[torch.arange(len(by_block)), block_N1[:, 0]]
+    word_N1, _ = _place(of_block_NK, rest_N1)
+    return (block_N1 * _BLOCK + word_N1).clamp_(max=num_words - 1)[:, 0]
+
+
+def _place(weight_NK: torch.Tensor, fraction_N1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Candidate behind so much of the weights' sum [N, 1], and what fraction of its own weight is left before it."""
+    sums_NK = weight_NK.cumsum(-1, dtype=torch.float64)
+    most_N1 = torch.nextafter(sums_NK[:, -1:], torch.zeros(1, dtype=torch.float64))
+    sought_N1 = torch.minimum(fraction_N1 * sums_NK[:, -1:], most_N1)
+    place_N1 = torch.searchsorted(sums_NK, sought_N1, right=True).clamp_(max=sums_NK.shape[1] - 1)
+    own_N1 = weight_NK.gather(1, place_N1).double()
+    return place_N1, (1 - (sums_NK.gather(1, place_N1) - sought_N1) / own_N1).clamp_(0.0, 1.0)
+
+
+def _no_ranks(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """In the place of each token's rank [N], for which vLLM compares ``values`` [N, 1] with all of ``x`` [N, V]."""
+    return torch.zeros(len(x), dtype=torch.int64)
 
 
 def keep_masks(scheduler: Scheduler, runner: Any) -> None:
