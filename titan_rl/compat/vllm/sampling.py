@@ -79,8 +79,8 @@ def _forward_cpu(
 def draw(logprob_NV: torch.Tensor, uniform_N: torch.Tensor) -> torch.Tensor:
     """Token of each distribution at a number of [0, 1), by inversion (Devroye, 1986, section III.2): int64 [N].
 
-    First among blocks of words, then in the block. A word whose probability is 0 is never drawn. Where log-probabilities
-    are NaN the token is any."""
+    First among blocks of words, then in the block. A word whose probability is 0 is never drawn. Of log-probabilities
+    that are NaN any word is."""
     num_words = logprob_NV.shape[1]
     num_blocks = -(-num_words // _BLOCK)
     probability_NK = torch.empty(len(logprob_NV), num_blocks * _BLOCK)
