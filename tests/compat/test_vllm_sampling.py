@@ -14,7 +14,7 @@ BLOCK, WORDS = sampling._BLOCK, sampling._LARGE_VOCABULARY + 100
 def draws(monkeypatch):
     """vLLM's sampler, which draws by inversion, as ``draws(logits, generators, k)``."""
     monkeypatch.setattr(TopKTopPSampler, "forward_cpu", TopKTopPSampler.forward_cpu)
-    monkeypatch.setattr(sampler, "batched_count_greater_than", sampler.batched_count_greater_than)
+    monkeypatch.setattr(sampler, "batched_count_greater_than", vars(sampler)["batched_count_greater_than"])
     sampling.sample_by_inversion()
     its = TopKTopPSampler("processed_logprobs")
     return lambda logits, generators, k=None: its.forward(logits.clone(), generators, k, None)

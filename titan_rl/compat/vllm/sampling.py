@@ -56,7 +56,7 @@ _LARGE_VOCABULARY, _BLOCK = 4096, 256
 def sample_by_inversion() -> None:
     """Have the samplers of this process, which works on a CPU, draw tokens of a large vocabulary by ``draw``."""
     TopKTopPSampler.forward_cpu = _forward_cpu
-    sampler.batched_count_greater_than = _no_ranks
+    sampler.batched_count_greater_than = _no_ranks  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _forward_cpu(
