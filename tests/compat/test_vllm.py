@@ -149,6 +149,10 @@ FORMS = {
     "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens": (
         "(x, cu_num_tokens, num_tokens, replace_from, replace_to)"
     ),
+    "vllm.v1.sample.rejection_sampler:sample_recovered_tokens": (
+        "(max_spec_len, num_draft_tokens, cu_num_draft_tokens, draft_token_ids, draft_probs, target_probs, "
+        "sampling_metadata, device, use_fp64_gumbel)"
+    ),
     "vllm.v1.sample.rejection_sampler:RejectionSampler.forward": (
         "(self, metadata, draft_probs, logits, sampling_metadata)"
     ),

@@ -28,11 +28,12 @@ def logprobs(num_rows: int, num_words: int) -> torch.Tensor:
 
 
 def test_a_token_is_drawn_as_often_as_its_probability_says():
-    """Numbers that are spread evenly hit each word as often, to one, as it has probability."""
+    """Numbers that are spread evenly hit each word as often, to one, as it has probability; weights sum up to 2."""
     count, num_words = 40_000, 2 * BLOCK + 200
     logprob_1V = logprobs(1, num_words)
     uniform_N = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    drawn = torch.cat([sampling.draw(logprob_1V.expand(len(part), -1), part) for part in uniform_N.split(1000)])
+    weight_1V = 2 * logprob_1V.exp()
+    drawn = torch.cat([sampling.draw(weight_1V.expand(len(part), -1), part) for part in uniform_N.split(1000)])
     hits = torch.bincount(drawn, minlength=num_words)
     assert (hits - count * logprob_1V[0].double().exp()).abs().max() <= 1.01
     assert not hits[logprob_1V[0] == -torch.inf].any() and (drawn.diff() >= 0).all()
@@ -42,12 +43,13 @@ def test_the_ends_of_the_interval_are_words_that_can_be_drawn():
     logprob_1V = logprobs(1, 2 * BLOCK + 1)
     finite = logprob_1V[0].isfinite().nonzero()[:, 0]
     ends = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
-    assert sampling.draw(logprob_1V.expand(2, -1), ends).tolist() == [finite[0], finite[-1]]
+    assert sampling.draw(logprob_1V.exp().expand(2, -1), ends).tolist() == [finite[0], finite[-1]]
 
 
-def test_what_is_not_a_number_is_a_word_all_the_same():
-    [token] = sampling.draw(torch.full((1, BLOCK + 1), torch.nan), torch.zeros(1, dtype=torch.float64))
-    assert 0 <= token <= BLOCK
+@pytest.mark.parametrize("weight", [0.0, torch.nan, torch.inf])
+def test_weights_that_say_nothing_give_a_word_all_the_same(weight):
+    drawn = sampling.draw(torch.full((2, BLOCK + 1), weight), torch.tensor([0.0, 0.9], dtype=torch.float64))
+    assert all(0 <= token <= BLOCK for token in drawn.tolist())
 
 
 def test_a_seeded_request_draws_the_same_whatever_is_beside_it(draws):

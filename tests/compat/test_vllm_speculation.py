@@ -30,12 +30,13 @@ SURELY = 1 - 1e-6
 def on_cpu(monkeypatch):
     """As in an engine on a CPU: vLLM's kernels in C++, and drafts as the recorder has them checked."""
     current_platform.import_kernels()
-    for name in ("rejection_random_sample", "sample_recovered_tokens", "expand"):
+    for name in ("rejection_random_sample", "expand"):
         owner, kernel = getattr(rejection_sampler, f"_{name}"), getattr(cpu_triton_utils, f"_{name}_kernel_impl")
         monkeypatch.setattr(owner, "kernel", KernelOverride(owner.kernel, kernel))
         owner.__dict__.pop("_kernel_arg_names", None)
     replaced = (
         (rejection_sampler, "expand_batch_to_tokens"),
+        (rejection_sampler, "sample_recovered_tokens"),
         (RejectionSampler, "forward"),
         (llm_base_proposer, "compute_probs_and_sample_next_token"),
         (llm_base_proposer.SpecDecodeBaseProposer, "_maybe_share_lm_head"),

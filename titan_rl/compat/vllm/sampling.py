@@ -1,19 +1,20 @@
 """vLLM's sampler: how a CPU draws tokens, the tokens that each was sampled from, and texts that end an answer.
 
-vLLM draws on a CPU by noise for every word (Gumbel), of which a large vocabulary takes a fifth of a step; here one
-number is drawn for a token, and the cumulative distribution is inverted.
+vLLM draws a token by noise for every word (Gumbel), which takes a CPU a fifth of a step where the vocabulary is large;
+here it is drawn by one number, for which the cumulative distribution is inverted.
 
 Model Runner V2, which vLLM has for GPUs, returns masks itself, of every request in the batch; those of the whole
 vocabulary are dropped. On a CPU they are read off the processed log-probabilities, where what was cut away is -inf.
 
-Dimensions: N requests, V words, K candidates of a draw.
+Dimensions: N requests, V words, K blocks of W words, or candidates of a draw.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.outputs import ModelRunnerOutput, SamplingMaskLists
@@ -49,8 +50,9 @@ REACHES = (
 VLLM.require(REACHES)
 _LISTS_OF_ALL, _PART_OF = SamplingMaskTensors.tolists, SamplingMaskLists.slice_request
 _BY_NOISE = TopKTopPSampler.forward_cpu
-_LARGE_VOCABULARY, _BLOCK = 4096, 256
-"""Words from which on a draw by one number is faster; and those that are added up before one of them is looked for."""
+_LARGE_VOCABULARY, _BLOCK = 4096, 128
+"""Words from which on a draw by one number is faster; and those that are added up before one of them is looked for: the
+vocabularies of most models are multiples."""
 
 
 def sample_by_inversion() -> None:
@@ -70,37 +72,38 @@ def _forward_cpu(
     if logits.shape[-1] < _LARGE_VOCABULARY or self.logprobs_mode != "processed_logprobs":
         return _BY_NOISE(self, logits, generators, k, p)
     logprob_NV = apply_top_k_top_p(logits, k, p).log_softmax(dim=-1, dtype=torch.float32)
-    uniform_N = torch.rand(len(logits), dtype=torch.float64)
+    return draw(logprob_NV.exp(), uniform_numbers(len(logits), generators, logits.device)), logprob_NV
+
+
+def uniform_numbers(count: int, generators: Mapping[int, torch.Generator], device: torch.device) -> torch.Tensor:
+    """Random numbers of [0, 1), float64 [count]: those of seeded requests by their ``generators``."""
+    uniform_N = torch.rand(count, dtype=torch.float64, device=device)
     for place, generator in generators.items():
-        uniform_N[place] = torch.rand((), dtype=torch.float64, generator=generator)
-    return draw(logprob_NV, uniform_N), logprob_NV
+        uniform_N[place].uniform_(generator=generator)
+    return uniform_N
 
 
-def draw(logprob_NV: torch.Tensor, uniform_N: torch.Tensor) -> torch.Tensor:
-    """Token of each distribution at a number of [0, 1), by inversion (Devroye, 1986, section III.2): int64 [N].
+def draw(weight_NV: torch.Tensor, uniform_N: torch.Tensor) -> torch.Tensor:
+    """A word of each row by its weights, at a number of [0, 1): int64 [N]; inversion (Devroye, 1986, section III.2).
 
-    First among blocks of words, then in the block. A word whose probability is 0 is never drawn. Of log-probabilities
-    that are NaN any word is."""
-    num_words = logprob_NV.shape[1]
-    num_blocks = -(-num_words // _BLOCK)
-    probability_NK = torch.empty(len(logprob_NV), num_blocks * _BLOCK)
-    torch.exp(logprob_NV, out=probability_NK[:, :num_words])
-    probability_NK[:, num_words:] = 0.0
-    by_block = probability_NK.view(len(probability_NK), num_blocks, _BLOCK)
-    block_N1, rest_N1 = _place(by_block.sum(-1), uniform_N[:, None])
-    of_block_NK = by_block[torch.arange(len(by_block)), block_N1[:, 0]]
-    word_N1, _ = _place(of_block_NK, rest_N1)
+    First among blocks of words, then in the block. A word whose weight is 0 is not drawn; where a row's weights are all
+    0, or one is NaN, any word is."""
+    num_words = weight_NV.shape[1]
+    blocks_NKW = F.pad(weight_NV, (0, -num_words % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    block_N1, rest_N1 = _place(blocks_NKW.sum(-1), uniform_N[:, None])
+    own_NW = blocks_NKW.take_along_dim(block_N1[..., None], 1)[:, 0]
+    word_N1, _ = _place(own_NW, rest_N1)
     return (block_N1 * _BLOCK + word_N1).clamp_(max=num_words - 1)[:, 0]
 
 
 def _place(weight_NK: torch.Tensor, fraction_N1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Candidate behind so much of the weights' sum [N, 1], and what fraction of its own weight is left before it."""
     sums_NK = weight_NK.cumsum(-1, dtype=torch.float64)
-    most_N1 = torch.nextafter(sums_NK[:, -1:], torch.zeros(1, dtype=torch.float64))
-    sought_N1 = torch.minimum(fraction_N1 * sums_NK[:, -1:], most_N1)
+    total_N1 = sums_NK[:, -1:]
+    sought_N1 = torch.minimum(fraction_N1 * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
     place_N1 = torch.searchsorted(sums_NK, sought_N1, right=True).clamp_(max=sums_NK.shape[1] - 1)
-    own_N1 = weight_NK.gather(1, place_N1).double()
-    return place_N1, (1 - (sums_NK.gather(1, place_N1) - sought_N1) / own_N1).clamp_(0.0, 1.0)
+    behind_N1 = (sums_NK.gather(1, place_N1) - sought_N1) / weight_NK.gather(1, place_N1)
+    return place_N1, (1 - behind_N1).clamp_(0.0, 1.0)
 
 
 def _no_ranks(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

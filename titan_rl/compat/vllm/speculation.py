@@ -5,8 +5,9 @@ On a CPU 0.32 writes each draft's temperature, top-k and top-p into a copy that 
 is replaced there.
 
 Everywhere it copies logits several times to check drafts, also in a step that has none, which costs a third of the
-step; there tokens are sampled as without speculation. And it samples from a draft model by the process's own
-randomness: here by each request's, so that an answer depends on its seed alone, and ranks of an engine draft alike.
+step; there tokens are sampled as without speculation. It samples from a draft model by the process's own randomness:
+here by each request's, so that an answer depends on its seed alone, and ranks of an engine draft alike. And what stands
+for a refused draft it draws on a CPU, as drafts, by noise for every word: here by one number (sampling.py).
 
 A draft head whose output head has the policy's values when it is loaded would share it from then on, though one of them
 is updated by itself.
@@ -27,12 +28,14 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu.spec_decode.eagle import utils as gpu_eagle
 
 from titan_rl.compat.reach import VLLM, Reach
+from titan_rl.compat.vllm.sampling import draw, uniform_numbers
 
 _PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 _EAGLE = "vllm.v1.worker.gpu.spec_decode.eagle.utils"
 _SCHEDULER, _OUTPUT = "vllm.v1.core.sched.scheduler:Scheduler", "vllm.v1.core.sched.output:SchedulerOutput"
 REACHES = (
     Reach("vllm.v1.sample.rejection_sampler:expand_batch_to_tokens", "check a CPU's drafts at their temperature"),
+    Reach("vllm.v1.sample.rejection_sampler:sample_recovered_tokens", "draw what stands for a refused draft"),
     Reach("vllm.v1.sample.rejection_sampler:RejectionSampler.forward", "check no drafts where there are none"),
     Reach("vllm.v1.sample.rejection_sampler:RejectionSampler.sampler", "sample where there are no drafts"),
     Reach("vllm.v1.spec_decode.llm_base_proposer:compute_probs_and_sample_next_token", "draft by a request's seed"),
@@ -55,6 +58,30 @@ def expand_batch_to_tokens(
     counts = torch.diff(cumulative, prepend=cumulative.new_zeros(1))
     replaced = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
     return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+def sample_recovered_tokens(
+    max_spec_len: int,
+    num_draft_tokens: list[int],
+    cu_num_draft_tokens: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    target_probs: torch.Tensor,
+    sampling_metadata: SamplingMetadata,
+    device: torch.device,
+    use_fp64_gumbel: bool = False,
+) -> torch.Tensor:
+    """What stands for each draft if it is the first that is refused: of where the policy's probabilities exceed the
+    draft's (arXiv 2211.17192, section 2.3). One number a request, as an answer has one such token at most."""
+    if draft_probs is None:
+        weights = target_probs.clone()
+        weights[torch.arange(len(weights)), draft_token_ids.long().clamp(min=0)] *= draft_token_ids < 0
+    else:
+        weights = (target_probs - draft_probs).clamp_(min=0.0)
+    drafting = {place: each for place, each in sampling_metadata.generators.items() if num_draft_tokens[place]}
+    numbers = uniform_numbers(len(num_draft_tokens), drafting, device)
+    counts = torch.tensor(num_draft_tokens, device=device)
+    return draw(weights, numbers.repeat_interleave(counts, output_size=len(weights))).to(draft_token_ids.dtype)
 
 
 _check_drafts = rejection_sampler.RejectionSampler.forward
@@ -87,10 +114,8 @@ def sample_draft_tokens(
     is_greedy = temperature == 0
     probs = (logits / temperature.masked_fill(is_greedy, 1)).softmax(-1, dtype=torch.float32)
     probs.masked_fill_(probs[:, :1].isnan(), 1 / probs.shape[-1])  # one value that is not finite makes all NaN
-    noise = torch.empty_like(probs, dtype=torch.float64 if use_fp64_gumbel else probs.dtype).exponential_()
-    for row, generator in sampling_metadata.generators.items():
-        noise[row].exponential_(generator=generator)
-    return torch.where(is_greedy, probs, probs / noise).argmax(-1), probs
+    drawn = draw(probs, uniform_numbers(len(probs), sampling_metadata.generators, probs.device))
+    return torch.where(is_greedy[:, 0], probs.argmax(-1), drawn), probs
 
 
 _share_lm_head = llm_base_proposer.SpecDecodeBaseProposer._maybe_share_lm_head
@@ -114,6 +139,7 @@ def replace_functions(*, on_cpu: bool) -> None:
     rejection_sampler.RejectionSampler.forward = sample_or_check_drafts
     llm_base_proposer.compute_probs_and_sample_next_token = sample_draft_tokens
     if on_cpu:
+        rejection_sampler.sample_recovered_tokens = sample_recovered_tokens
         rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
