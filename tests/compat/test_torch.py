@@ -10,9 +10,18 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from tree import TREE
 
 from titan_rl.compat.reach import TORCH
-from titan_rl.compat.torch import checkpoint, collectives, compiling, fsdp, pipelining, sharding, tensors
+from titan_rl.compat.torch import (
+    checkpoint,
+    collectives,
+    compiling,
+    cuda_allocator,
+    fsdp,
+    pipelining,
+    sharding,
+    tensors,
+)
 
-MODULES = (tensors, compiling, collectives, sharding, fsdp, pipelining, checkpoint)
+MODULES = (tensors, compiling, collectives, sharding, fsdp, pipelining, checkpoint, cuda_allocator)
 _FSDP = "torch.distributed.fsdp._fully_shard"
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 _STEP = "(self, arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs)"
@@ -51,6 +60,8 @@ FORMS = {
     "torch.distributed.checkpoint.filesystem:_StorageInfo": "class",
     "torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING": "class",
     "torch.serialization:_get_layout": "(name)",
+    "torch._C:_accelerator_getAllocatorSettings": "builtin_function_or_method",
+    "torch._C:_accelerator_setAllocatorSettings": "builtin_function_or_method",
 }
 
 
@@ -190,3 +201,47 @@ class _Single(PipelineScheduleSingle):
 
 class _Multi(PipelineScheduleMulti):
     pass
+
+
+# CUDA's allocator
+
+
+@pytest.fixture
+def settings():
+    """CUDA's allocator's, which torch keeps without CUDA, too: to be set, and to be read."""
+    before = torch._C._accelerator_getAllocatorSettings()
+    yield torch._C._accelerator_setAllocatorSettings, torch._C._accelerator_getAllocatorSettings
+    torch._C._accelerator_setAllocatorSettings(before)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "expandable_segments:True"),
+        ("max_split_size_mb:128", "max_split_size_mb:128,expandable_segments:True"),
+        ("expandable_segments:False", "expandable_segments:False"),
+    ],
+)
+def test_segments_grow_unless_the_user_has_said_otherwise(settings, before, after):
+    set_to, read = settings
+    set_to(before)
+    cuda_allocator.expand_segments()
+    assert read() == after
+
+
+@pytest.mark.parametrize("before", ["", "max_split_size_mb:128", "expandable_segments:False"])
+def test_fixed_segments_stay_as_they_are(settings, before):
+    set_to, read = settings
+    set_to(before)
+    with cuda_allocator.fixed_segments():
+        assert read() == before
+    assert read() == before
+
+
+def test_segments_that_grow_are_fixed_for_a_while_and_other_settings_stay(settings):
+    set_to, read = settings
+    set_to("expandable_segments:True,max_split_size_mb:128")
+    with pytest.raises(ValueError, match="no memory"), cuda_allocator.fixed_segments():
+        assert read() == "max_split_size_mb:128,expandable_segments:False"
+        raise ValueError("no memory")
+    assert read() == "max_split_size_mb:128,expandable_segments:True"

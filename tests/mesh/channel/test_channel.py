@@ -346,6 +346,26 @@ def test_a_gpu_s_stream_waits_and_is_waited_for_by_events(monkeypatch):
     ]
 
 
+def test_a_gpus_slots_lie_in_segments_that_cuda_ipc_maps(monkeypatch):
+    """A device without memory stands for a GPU."""
+    log, zeros = [], torch.zeros
+
+    @contextmanager
+    def fixed_segments():
+        log.append("fixed")
+        yield
+        log.append("as before")
+
+    def taken(*size, device, **keywords):
+        log.append(f"{size[0]} bytes on {device}")
+        return zeros(*size, device=device, **keywords)
+
+    monkeypatch.setattr(region_module, "fixed_segments", fixed_segments)
+    monkeypatch.setattr(region_module.torch, "zeros", taken)
+    Region(0, 64, [(0, 64)], torch.device("meta"))
+    assert log == ["fixed", *["64 bytes on meta"] * NUM_SLOTS, "as before"]
+
+
 def test_host_memory_that_a_gpu_fills_is_pinned_once_and_as_long_as_it_is_there(monkeypatch):
     log = []
     monkeypatch.setattr(pinned, "pin_memory", lambda at, size: log.append(("pin", at, size)))

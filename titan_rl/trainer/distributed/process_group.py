@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from titan_rl.compat.torch.cuda_allocator import expand_segments
 from titan_rl.mesh.resources.listeners.gloo import guard_gloo
 from titan_rl.mesh.resources.rendezvous import store_at
 from titan_rl.mesh.supervision.abort_collectives import begin_anew, check_peers, end_collectives
@@ -25,6 +26,7 @@ def join_group(rank: int, world_size: int, rendezvous: str, seconds: float, rank
     begin_anew()
     guard_gloo()
     if DEVICE_TYPE != "cpu":
+        expand_segments()
         torch.accelerator.set_device_index(local_device(ranks_before + rank).index)
     dist.init_process_group(
         "gloo" if DEVICE_TYPE == "cpu" else "nccl",

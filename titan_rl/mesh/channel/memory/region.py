@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from titan_rl.compat.torch.cuda_allocator import fixed_segments
 from titan_rl.mesh.channel.memory.checksums import Sums, sums_for
 from titan_rl.mesh.channel.memory.pinned import pin
 from titan_rl.mesh.channel.tcp.differences import difference
@@ -115,7 +116,8 @@ class Region:
         self.header = Header(self._memory, len(blocks))
         self.header.stamps[:] = WRITING
         if on_gpu:
-            self.slots = [torch.zeros(self.slot_bytes, dtype=torch.uint8, device=device) for _ in range(NUM_SLOTS)]
+            with fixed_segments():
+                self.slots = [torch.zeros(self.slot_bytes, dtype=torch.uint8, device=device) for _ in range(NUM_SLOTS)]
         else:
             memory = torch.frombuffer(self._memory, dtype=torch.uint8)
             self.slots = list(memory[header_bytes:].view(NUM_SLOTS, self.slot_bytes))
