@@ -4,10 +4,12 @@ Its cellular automata are imported with their first use: for plots they import m
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec
+from importlib.abc import InspectLoader, Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
@@ -19,16 +21,14 @@ if TYPE_CHECKING:
 _PACKAGE, _AUTOMATA = "reasoning_gym", "cellpylib"
 _OWN_NAMES = ("__all__", "__version__")
 _importing = RLock()
-_begun: set[ModuleType] = set()
-"""Packages that are being imported."""
+"""Whoever waits for it must hold none of Python's locks of the package's modules, which its holder may wait for."""
 
 
 def part(name: str) -> Any:
     """A module of it, such as ``data.wordle_words``, imported with its category alone."""
     with _importing, _automata_on_first_use():
-        if _PACKAGE not in sys.modules:
-            sys.modules[_PACKAGE] = _whole_on_first_use()
-        import_module(_PACKAGE)  # which another thread may be importing, all of it
+        with _parts_first():
+            import_module(_PACKAGE)  # which another thread may be importing, all of it
         import_module(f"{_PACKAGE}.coaching")  # which all categories import, in a circle with their factory
         return import_module(f"{_PACKAGE}.{name}")
 
@@ -64,36 +64,59 @@ class _OnFirstUse(ModuleType):
 
 
 class _WholeOnFirstUse(ModuleType):
-    """A package with parts that can be imported, which imports all of them once something is asked of itself."""
+    """A package with parts that can be imported, which imports all of them once something else is asked of itself."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in _OWN_NAMES:
             raise AttributeError(name)
+        if find_spec(f"{self.__name__}.{name}") is not None:  # a part, by whoever may be importing another
+            with _automata_on_first_use():
+                return import_module(f"{self.__name__}.{name}")
         with _importing, _automata_on_first_use():  # other threads wait
             if type(self) is _WholeOnFirstUse:  # no other has imported it meanwhile
-                _import_whole(self, name)
+                assert isinstance(loader := self.__loader__, _PartsFirst), "it is its own"
+                loader.load(self)
         return getattr(self, name)
 
 
-def _import_whole(package: _WholeOnFirstUse, name: str) -> None:
-    """``name``: that is wanted. Errors: AttributeError for one that the package asks for before it has it."""
-    if package in _begun:
-        raise AttributeError(name)
-    assert package.__spec__ is not None and package.__spec__.loader is not None, "it was made from them"
-    _begun.add(package)
+class _PartsFirst(Loader):
+    """Loader of such a package. ``whole``: its own."""
+
+    def __init__(self, whole: InspectLoader):
+        self.whole = whole
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _WholeOnFirstUse(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing of it yet."""
+
+    def load(self, package: _WholeOnFirstUse) -> None:
+        """All of it. A failure leaves it as it was."""
+        self.whole.exec_module(package)
+        package.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _PartsFirstFinder:
+    """Finder of the package alone."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name == _PACKAGE else None
+        if spec is not None:
+            assert isinstance(spec.loader, InspectLoader), "a package of files"
+            spec.loader = _PartsFirst(spec.loader)
+        return spec
+
+
+@contextmanager
+def _parts_first() -> Iterator[None]:
+    """Whoever imports the package meanwhile, in whichever thread, gets it with its parts first."""
+    sys.meta_path.insert(0, _PartsFirstFinder)
     try:
-        package.__spec__.loader.exec_module(package)
+        yield
     finally:
-        _begun.discard(package)
-    package.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _whole_on_first_use() -> ModuleType:
-    spec = find_spec(_PACKAGE)
-    assert spec is not None, "reasoning-gym is installed"
-    package = module_from_spec(spec)
-    package.__class__ = _WholeOnFirstUse
-    return package
+        sys.meta_path.remove(_PartsFirstFinder)
 
 
 @contextmanager
@@ -104,4 +127,4 @@ def _automata_on_first_use() -> Iterator[None]:
         yield
     finally:
         if is_ours and sys.modules.get(_AUTOMATA) is module:
-            del sys.modules[_AUTOMATA]
+            sys.modules.pop(_AUTOMATA, None)

@@ -114,12 +114,43 @@ with ThreadPoolExecutor(4) as threads:  # a star asks for __all__
 """
 
 
+AS_A_USERS_IMPORT_BEGINS = """
+import sys
+import time
+from threading import Thread
+from types import SimpleNamespace
+
+import titan_rl.compat.reasoning_gym as parts
+
+
+def user():
+    import reasoning_gym
+    assert reasoning_gym.create_dataset("gcd", seed=1, size=1)[0]
+    found.append(reasoning_gym)
+
+
+def find_spec(*arguments):
+    thread.start()
+    time.sleep(0.5)
+    return find(*arguments)
+
+
+found, thread, find = [], Thread(target=user), parts.PathFinder.find_spec
+parts.PathFinder = SimpleNamespace(find_spec=find_spec)
+assert len(parts.families()) > 90
+thread.join()
+assert found == [sys.modules["reasoning_gym"]], "one package for both, or each may wait for a part that the other holds"
+"""
+
+
 @pytest.mark.parametrize(
-    "program", [PARTS, BESIDE_A_USERS_IMPORT, SHARED_BY_THREADS], ids=["parts", "a user's import", "threads"]
+    "program",
+    [PARTS, BESIDE_A_USERS_IMPORT, SHARED_BY_THREADS, AS_A_USERS_IMPORT_BEGINS],
+    ids=["parts", "a user's import", "threads", "as a user's begins"],
 )
 def test_a_family_is_imported_with_its_category_alone(program):
     """And the package is whole for whoever asks for it afterwards."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
