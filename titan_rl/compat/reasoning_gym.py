@@ -75,7 +75,7 @@ class _WholeOnFirstUse(ModuleType):
         with _importing, _automata_on_first_use():  # other threads wait
             if type(self) is _WholeOnFirstUse:  # no other has imported it meanwhile
                 assert isinstance(loader := self.__loader__, _PartsFirst), "it is its own"
-                loader.load(self)
+                loader.load(self, name)
         return getattr(self, name)
 
 
@@ -83,7 +83,7 @@ class _PartsFirst(Loader):
     """Loader of such a package. ``whole``: its own."""
 
     def __init__(self, whole: InspectLoader):
-        self.whole = whole
+        self._whole, self._has_begun = whole, False
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _WholeOnFirstUse(spec.name)
@@ -91,9 +91,15 @@ class _PartsFirst(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Nothing of it yet."""
 
-    def load(self, package: _WholeOnFirstUse) -> None:
-        """All of it. A failure leaves it as it was."""
-        self.whole.exec_module(package)
+    def load(self, package: _WholeOnFirstUse, name: str) -> None:
+        """All of it, for a ``name`` that is wanted. Errors: AttributeError where that is in the middle of this."""
+        if self._has_begun:
+            raise AttributeError(name)
+        self._has_begun = True
+        try:
+            self._whole.exec_module(package)
+        finally:
+            self._has_begun = False
         package.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
 
 
