@@ -59,7 +59,7 @@ class _OnFirstUse(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
+            sys.modules.pop(self.__name__, None)  # which another thread may have done
         return getattr(import_module(self.__name__), name)
 
 
@@ -100,6 +100,8 @@ class _PartsFirst(Loader):
             self._whole.exec_module(package)
         finally:
             self._has_begun = False
+        assert package.__spec__ is not None, "it was imported"
+        package.__loader__ = package.__spec__.loader = self._whole
         package.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
 
 
