@@ -1,4 +1,4 @@
-"""An engine that is started while the trainer is being repaired. Actors are fakes."""
+"""Engines that are started while the trainer is being repaired, and none while the run ends. Actors are fakes."""
 
 import asyncio
 from types import SimpleNamespace
@@ -11,25 +11,24 @@ from titan_rl.mesh.control.generators import Generators
 from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.replica import Replica
 from titan_rl.mesh.members.run_context import RunContext
+from titan_rl.mesh.supervision.deaths import DeathHandlers
 
 
-def make(monkeypatch, link: SimpleNamespace, said: list[str]) -> Generators:
-    monkeypatch.setattr(generators, "Standby", lambda *_: SimpleNamespace(make=lambda: None))
+def make(monkeypatch, link: SimpleNamespace, said: list[str], warm_spares: int = 0) -> Generators:
+    monkeypatch.setattr(generators, "Standby", lambda *_: SimpleNamespace(make=lambda: None, stop=lambda: None))
     monkeypatch.setattr(generators, "_PAUSE_SECONDS", 0.001)
     processes = SimpleNamespace(forget=lambda process: None, record_event=lambda *_, **__: None)
-    run = RunContext(processes, load_config(None, {}), HostPath(), log=said.append)
+    config = load_config(None, {"recovery": {"warm_spares": warm_spares}})
+    run = RunContext(processes, config, HostPath(), log=said.append)
     engines = Generators(None, run, 0, {}, link)
 
     async def start_one(number: int) -> Replica:
-        return Replica(number, ranks=[SimpleNamespace(is_dead=False, kill=lambda: None, deaths=Deaths())])
+        process = SimpleNamespace(name="spare", pid=1, why="died", is_dead=False, kill=lambda: None)
+        process.deaths = DeathHandlers()
+        return Replica(number, ranks=[process])
 
     engines._start_one = start_one
     return engines
-
-
-class Deaths:
-    def register(self, kind: str, callback) -> None:
-        pass
 
 
 def test_one_that_meets_a_repair_of_the_trainer_is_started_again_after_it(monkeypatch):
@@ -82,3 +81,19 @@ def test_one_that_fails_beside_a_whole_trainer_is_given_up(monkeypatch):
     with pytest.raises(RuntimeError, match="no memory"):
         asyncio.run(engines._bring(0))
     assert len(said) == 5 and all("could not be started: no memory" in line for line in said)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_spare_that_dies_is_followed_by_another_unless_the_run_ends(monkeypatch, ends):
+    async def num_spares() -> int:
+        engines = make(monkeypatch, SimpleNamespace(), [], warm_spares=1)
+        engines.prepare()
+        await asyncio.sleep(0.01)
+        ((spare,),) = (replica.ranks for replica in engines._spares)
+        if ends:
+            engines.stop()
+        spare.deaths.run(spare)
+        await asyncio.sleep(0.01)
+        return len(engines._spares)
+
+    assert asyncio.run(num_spares()) == (0 if ends else 1)

@@ -118,6 +118,21 @@ def test_one_that_dies_while_it_waits_is_followed_by_another():
     asyncio.run(run())
 
 
+def test_one_that_ends_with_its_run_is_followed_by_none():
+    async def run():
+        processes = FakeProcesses()
+        standby = make(processes)
+        processes.imported.set()
+        standby.make()
+        await until(standby, State.READY)
+        standby.stop()
+        processes.spawned[0].end()
+        await asyncio.sleep(0.01)
+        assert standby.state is State.NONE and len(processes.spawned) == 1
+
+    asyncio.run(run())
+
+
 def test_standbys_that_die_one_after_the_other_are_not_made_for_ever():
     async def run():
         processes = FakeProcesses()

@@ -358,4 +358,4 @@ class Generators:
         self._replacements.stop()
         self.standby.stop()
         self._background.cancel()
-        self.replicas = {}
+        self.replicas, self._spares = {}, []  # no other is started for one that ends now

@@ -129,6 +129,7 @@ class Standby:
         return process
 
     def stop(self) -> None:
-        """Stop preparing."""
-        if self._candidate is not None:
-            self._candidate.preparing.cancel()
+        """Stop preparing; no other follows one that the run's end takes while it waits."""
+        candidate, self._candidate = self._candidate, None
+        if candidate is not None:
+            candidate.preparing.cancel()
