@@ -48,6 +48,7 @@ async def one_loop(prompt, completion, row):
 
 def prints(prompt, completion, row):
     print('{"status": "ok", "parts": {"reward": 99.0}, "message": ""}', flush=True)
+    print("SEEN", completion)
     return 0.25
 
 def any_fault(prompt, completion, row):
@@ -214,8 +215,9 @@ def test_reasoning_gym_prompts_come_with_their_entry(folder):
     assert (right.parts["own"], wrong.parts["own"]) == (1.0, 0.0) and right.parts["gcd"] == wrong.parts["gcd"] >= 1
 
 
-def test_what_a_function_prints_is_not_a_score(folder):
+def test_what_a_function_prints_is_not_a_score_and_not_lost(folder, capfd):
     assert [s.reward for s in score(folder, config("prints"), "a", "b")] == [0.25, 0.25]
+    assert {"SEEN a", "SEEN b"} <= set(capfd.readouterr().err.splitlines())
 
 
 def test_a_fault_is_told_with_its_place_and_the_rest_is_scored(folder):

@@ -126,8 +126,10 @@ def test_what_fails_there_is_no_wrong_answer(folder):
     assert alone.status == "infra_error" and "no agent of the episode is trainable" in alone.failure
 
 
-def test_a_worker_that_dies_takes_no_run_with_it(folder):
+def test_a_worker_that_dies_takes_no_run_with_it(folder, capfd, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     rollouts = played(folder, "die", "die")
+    assert "what an environment prints is no answer\n" in capfd.readouterr().err
     assert {rollout.status for rollout in rollouts} == {"infra_error"}
     assert all("died" in rollout.failure for rollout in rollouts)
 

@@ -10,6 +10,7 @@ to take. ``N {"task": 3, "hash": ..., "url": ..., "key": ..., "slot": 5}`` plays
 from __future__ import annotations  # its Python is the user's
 
 import asyncio
+import io
 import itertools
 import json
 import os
@@ -23,6 +24,8 @@ def main() -> None:
     mode, settings = sys.argv[1], json.loads(sys.argv[2])
     output = os.fdopen(os.dup(1), "w", buffering=1)  # what an environment prints is no answer of ours
     os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # this process ends by a signal
     sys.path[:1] = settings["folders"]  # in the place of this file's folder
     os.environ["PYTHONPATH"] = os.pathsep.join(settings["folders"])  # of servers and programs that are started here
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])

@@ -32,6 +32,7 @@ from titan_rl.data.types import Status
 from titan_rl.environments.conversation.json_lines_process import LineProcess, ProcessDied
 from titan_rl.environments.interfaces.score import Score
 from titan_rl.mesh.processes.deadlines import together
+from titan_rl.mesh.processes.logs import write_each_line
 from titan_rl.mesh.processes.processes import MARK, process_state
 from titan_rl.mesh.resources.cores import available_cores
 
@@ -282,6 +283,7 @@ def serve(load: Callable[[], Answer], timeout: float, max_workers: int) -> None:
     output = os.dup(1)
     os.set_inheritable(output, False)
     os.dup2(2, 1)  # whatever a scorer prints must not look like a score
+    write_each_line()
     try:
         answer = load()
     except Exception as error:  # the controller checked the same; what can differ is this machine

@@ -1,6 +1,8 @@
 """What an actor process prints goes to a file of its own, so that the terminal stays the controller's."""
 
+import io
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +16,15 @@ def log_file(folder: str | None, name: str) -> Iterator[TextIO]:
         yield file
 
 
+def write_each_line() -> None:
+    """Write standard output line by line from now on, in forks too: one that is killed loses no line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
 def send_output_to(folder: str | None, name: str) -> None:
-    """From now on this process and its children write to ``folder/name.txt``; nothing changes without a folder."""
+    """From now on this process and its children write to ``folder/name.txt``, if there is a folder, line by line."""
+    write_each_line()
     if folder is None:
         return
     descriptor = os.open(Path(folder) / f"{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

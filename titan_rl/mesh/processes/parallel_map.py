@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from titan_rl.config.io.printable import say
+from titan_rl.mesh.processes.logs import write_each_line
 from titan_rl.mesh.resources.cores import available_cores
 
 _ALONE_SECONDS = 3.0
@@ -128,6 +129,7 @@ def _work(
     if os.getppid() != parent:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    write_each_line()
     for chunk in chunks:
         results: list[Any] = []
         error: Exception | None = None
