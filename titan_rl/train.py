@@ -39,6 +39,7 @@ from titan_rl.config.sections.schema import MADE_MODELS, OUR_SECTIONS, TITAN_SEC
 from titan_rl.config.shipped import LISTED, shipped, subject
 from titan_rl.config.torchrun import World, adopt, earlier_run, forget, record_run, report_to_torchrun, world_of
 from titan_rl.data.storage.files import is_full
+from titan_rl.environments.scoring.reward_trial import RewardTrial, reward_trial
 from titan_rl.mesh.forking.forking import servers_started_early
 from titan_rl.mesh.resources.imports import IMPORTS, collector_paused
 from titan_rl.mesh.resources.open_files import raise_open_files
@@ -75,29 +76,36 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     config, world = load_config(config_file, overrides), world_of(os.environ)
     command = TrainCommand(config_file, overrides)
     raise_open_files()  # before anything is begun ahead; the run says so when it starts
-    if config.hosts.is_on and world is None:
-        return _train_over_hosts(config, command, resume)
-    if world is None:
-        kinds = IMPORTS if config.has_generators else ("trainer",)
-        with servers_started_early(config, kinds):
-            return drive(run_to_end(_open(config, command, resume)))
-    return _train_under_torchrun(world, config, command, resume)
+    with reward_trial(config) as trial:  # beside the imports
+        if config.hosts.is_on and world is None:
+            return _train_over_hosts(config, command, resume, trial)
+        if world is None:
+            kinds = IMPORTS if config.has_generators else ("trainer",)
+            with servers_started_early(config, kinds):
+                return drive(run_to_end(_open(config, command, resume, trial)))
+        return _train_under_torchrun(world, config, command, resume, trial)
 
 
-def _open(config: Config, command: TrainCommand, resume: bool, ranks: "OtherRanks | None" = None) -> "Session":
+def _open(
+    config: Config,
+    command: TrainCommand,
+    resume: bool,
+    trial: RewardTrial | None,
+    ranks: "OtherRanks | None" = None,
+) -> "Session":
     from titan_rl.config.io.terminal import Terminal
 
     with Terminal().status("loading libraries"), collector_paused():  # a terminal must not stay empty for seconds
         from titan_rl.controller.session import Session
     try:
-        return Session.open(config, command, resume=resume, ranks=ranks, leave_complete=ranks is None)
+        return Session.open(config, command, resume=resume, ranks=ranks, trial=trial, leave_complete=ranks is None)
     except Exception as error:  # SQLite's and Arrow's, too, mean a full disk
         if not is_full(error):
             raise
         raise ConfigError(f"{error}; make room first") from None
 
 
-def _train_over_hosts(config: Config, command: TrainCommand, resume: bool) -> int:
+def _train_over_hosts(config: Config, command: TrainCommand, resume: bool, trial: RewardTrial | None) -> int:
     """With hosts of other machines. Certificates must be known before Monarch is loaded."""
     from titan_rl.mesh.launch.base import make_host_launcher
     from titan_rl.mesh.resources.certificates import certify
@@ -105,12 +113,14 @@ def _train_over_hosts(config: Config, command: TrainCommand, resume: bool) -> in
     if not is_reference(config.hosts.launcher):  # a user's own may load Monarch
         make_host_launcher(config.hosts, config.run.plugin_path)
     certify(config.hosts)
-    session = _open(config, command, resume)
+    session = _open(config, command, resume, trial)
     code = drive(run_to_end(session))
     _exit_at_once(code)  # a host that was lost would be waited for
 
 
-def _train_under_torchrun(world: World, config: Config, command: TrainCommand, resume: bool) -> int:
+def _train_under_torchrun(
+    world: World, config: Config, command: TrainCommand, resume: bool, trial: RewardTrial | None
+) -> int:
     """Rank 0. A job that torchrun has started again goes on with the run that it had begun."""
     from titan_rl.mesh.launch.torchrun import OtherRanks
 
@@ -119,7 +129,7 @@ def _train_under_torchrun(world: World, config: Config, command: TrainCommand, r
     forget(os.environ)
     if (earlier := earlier_run(world)) is not None:
         config.run.dir, resume = earlier, True
-    session = _open(config, command, resume, ranks)
+    session = _open(config, command, resume, trial, ranks)
     record_run(world, session.run_dir.root)
     code = drive(run_to_end(session))
     if code != EXIT_OK:

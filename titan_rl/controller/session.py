@@ -60,6 +60,7 @@ from titan_rl.data.storage.files import unless_full
 from titan_rl.environments.prompts.curriculum import Curriculum
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.sandbox.groups import sweep_own_root
+from titan_rl.environments.scoring.reward_trial import RewardTrial
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.meshes import ALL_PARTS, MeshCallbacks, Meshes, ProcessPlacement
 from titan_rl.mesh.processes.processes import watch
@@ -94,7 +95,9 @@ class Session:
         resume: bool = False,
         ranks: OtherRanks | None = None,
         command: TrainCommand | None = None,
+        trial: RewardTrial | None = None,
     ):
+        self._trial = trial
         self.checked, self.run_dir, self.is_resumed = checked, run_dir, resume
         self.command = command or TrainCommand()
         self.config, self.titan, self._ranks = checked.config, checked.titan, ranks
@@ -116,13 +119,14 @@ class Session:
         *,
         resume: bool = False,
         ranks: OtherRanks | None = None,
+        trial: RewardTrial | None = None,
         leave_complete: bool = False,
     ) -> "Session":
         """Check everything and take the run directory. Errors: ConfigError, with nothing started and nothing made.
 
         ``command``: its TOML names the run directory if ``run.dir`` does not. ``ranks``: torchrun's other processes,
-        which become its hosts. ``leave_complete``: AlreadyComplete instead of a run that would only be evaluated again.
-        Await it to start it.
+        which become its hosts. ``trial``: of its user code, which has begun. ``leave_complete``: AlreadyComplete
+        instead of a run that would only be evaluated again. Await it to start it.
         """
         check_started_once(os.environ)
         name = command.config_file if command else None
@@ -146,12 +150,13 @@ class Session:
                 steps = checked.titan.training.steps
                 raise AlreadyComplete(f"all {steps} steps of {run_dir.root} are done: raise training.steps to train on")
             messages = [*messages, *resumed_settings(run_dir, checked)]
+        messages += [] if trial is None else trial.notices()
         if not resume and not config.run.dir:
             run_dir = claim(run_dir)
         run_dir.open(checked.as_dict(), earlier)
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)
-        session = cls(fitting, run_dir, resume, ranks, command)
+        session = cls(fitting, run_dir, resume, ranks, command, trial)
         session.plan = plan
         for line in [*messages, *(f"{change}; without {run_dir.changes} it is as you ask" for change in held)]:
             session.log(line)
@@ -223,6 +228,8 @@ class Session:
         recovery = self._recovery() if dataset is None else self._data_recovery(dataset)
         self._meshes = self._make_meshes(path, recovery)
         await self.stop_request.interrupts(self._meshes.start())
+        for line in [] if self._trial is None else self._trial.notices(0.0):
+            self.log(line)
         await record_trainer_device(self._meshes.trainer, self.config, self.record_event)
         self._controller = self._make_controller(self._meshes, recovery)
         await (self._controller.resume() if self.is_resumed else self._controller.begin())

@@ -24,7 +24,7 @@ def two(prompt, completion):
     return 1.0
 
 def fails(prompt, completion, row):
-    return {"right": float(row["anwser"])}
+    return {"right": 1.0 if completion == row["answer"] else float(row["anwser"])}  # a trial of right answers passes
 """
 LOSS = """
 from dataclasses import dataclass

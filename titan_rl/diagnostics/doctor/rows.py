@@ -22,13 +22,13 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import what_happened
 from titan_rl.config.sections.schema import TASKS_OF_OTHERS, Config, TaskConfig
 from titan_rl.data.types import Prompt, correct
-from titan_rl.diagnostics.doctor.probes.scripted import ScriptedEpisodes
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of
 from titan_rl.environments.prompts.jsonl_task import HELD_OUT
 from titan_rl.environments.prompts.stream import EACH_ROW
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rollout.demonstrations import worked_answers
 from titan_rl.environments.scoring.scorer import Scorer
+from titan_rl.environments.scoring.scripted import ScriptedEpisodes
 
 _MOST_TURNS = 64
 _SHOWN = 50

@@ -80,6 +80,16 @@ def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: 
     return RewardedTask(task, function, name)
 
 
+class _Row(dict[str, Any]):
+    """Row that remembers which column it was asked for in vain."""
+
+    missing: str | None = None
+
+    def __missing__(self, name: str) -> Any:
+        self.missing = name
+        raise KeyError(name)
+
+
 class RewardedTask(TaskWrapper):
     """Task scored by a reward function."""
 
@@ -91,13 +101,15 @@ class RewardedTask(TaskWrapper):
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         """Score the last answer. Errors: UserCodeError if the function raises or gives anything but finite numbers."""
-        row = self.task.row(prompt)
+        row = _Row(self.task.row(prompt))
         try:
             value = self._call(prompt, answers[-1], row)
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
         except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
             mend = "; a reward sees no environment variables: read a file" if _is_of_environment(error) else ""
+            if isinstance(error, KeyError) and error.args[:1] == (row.missing,):
+                mend = f"; the row has the columns {', '.join(sorted(map(repr, row)))}"
             raise UserCodeError(f"{self.name}: {what_happened(error, source_file(self.function))}{mend}") from None
         return as_parts(self.name, value)
 

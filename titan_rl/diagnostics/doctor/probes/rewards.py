@@ -23,24 +23,13 @@ from titan_rl.controller.preflight.checks import Checked
 from titan_rl.data.text.messages import content_of
 from titan_rl.data.types import Prompt
 from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
-from titan_rl.diagnostics.doctor.probes.scripted import ScriptedEpisodes
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.rollout.demonstrations import worked_answers
 from titan_rl.environments.scoring.scorer import Scorer
+from titan_rl.environments.scoring.scripted import FORMS, ScriptedEpisodes
 
 _PROMPTS, _MOST_TURNS = 8, 8
-FORMS = (
-    "\\boxed{{{}}}",
-    "#### {}",
-    "<answer>{}</answer>",
-    "<think>\nLet me see.\n</think>\n<answer>{}</answer>",
-    "<think>\nLet me see.\n</think>\n\\boxed{{{}}}",
-    "<think>\nLet me see.\n</think>\n{}",
-    "The answer is {}",
-    "Answer: {}",
-)
-"""In which rewards of people's own want an answer, where the rows have it bare."""
 ECHOES = ("question", "last line", "last word")
 CONSTANTS = ("0", "1", "-1", "nan", "True", "yes", "[]", "{}")
 

@@ -9,6 +9,18 @@ from titan_rl.environments.interfaces.task import Task, task_of
 from titan_rl.environments.scoring.scorer import Scorer
 from titan_rl.mesh.processes.deadlines import within
 
+FORMS = (
+    "\\boxed{{{}}}",
+    "#### {}",
+    "<answer>{}</answer>",
+    "<think>\nLet me see.\n</think>\n<answer>{}</answer>",
+    "<think>\nLet me see.\n</think>\n\\boxed{{{}}}",
+    "<think>\nLet me see.\n</think>\n{}",
+    "The answer is {}",
+    "Answer: {}",
+)
+"""In which rewards of people's own want an answer, where the rows have it bare."""
+
 
 @dataclass(frozen=True)
 class Played:
