@@ -39,7 +39,7 @@ from titan_rl.controller.offline.recovery import DataRecovery
 from titan_rl.controller.offline.steps import DataSteps
 from titan_rl.controller.planning.device_plan import DevicePlan
 from titan_rl.controller.planning.device_report import fit_and_place
-from titan_rl.controller.preflight.checks import Checked, check
+from titan_rl.controller.preflight.checks import Checked, check, tokenizer_of
 from titan_rl.controller.preflight.data_checks import label_notice, row_notices, template_notice
 from titan_rl.controller.preflight.device import is_on_cpu, record_trainer_device
 from titan_rl.controller.preflight.engine_checks import kernel_notices
@@ -59,6 +59,7 @@ from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.storage.files import unless_full
 from titan_rl.environments.prompts.curriculum import Curriculum
 from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.rollout.answer_lengths import answer_notice
 from titan_rl.environments.sandbox.groups import sweep_own_root
 from titan_rl.environments.scoring.reward_trial import RewardTrial
 from titan_rl.mesh.launch.torchrun import OtherRanks
@@ -139,6 +140,7 @@ class Session:
         messages = [*messages, *zero_learning_rates(checked.config, checked.algorithm, checked.titan)]
         messages += teacher_notice(checked.config, checked.algorithm)
         messages += template_notice(checked.config, checked.task) + row_notices(checked.task, checked.dataset)
+        messages += answer_notice(checked.config, checked.task, partial(tokenizer_of, checked.config))
         messages += label_notice(checked.algorithm, checked.dataset)
         messages += kernel_notices(checked.config, on_cpu=is_on_cpu(checked.config))
         sources, earlier = find_sources(config), 0

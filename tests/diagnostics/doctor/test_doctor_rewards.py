@@ -4,18 +4,21 @@ import asyncio
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from titan_rl.cli import main
 from titan_rl.config.load import load_config
-from titan_rl.controller.preflight.checks import check
+from titan_rl.controller.preflight.checks import check, tokenizer_of
 from titan_rl.diagnostics.doctor.catalogue import CHECKS
 from titan_rl.diagnostics.doctor.checks import machinery
 from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.diagnostics.doctor.findings import Finding
 from titan_rl.diagnostics.doctor.runner import run_checks
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.answer_lengths import answer_notice
 from titan_rl.environments.sandbox.pool import check_sandbox
 from titan_rl.environments.scoring.scoring_process import ScoringProcess
 from titan_rl.environments.tasks.calculator import CalculatorTask
@@ -63,6 +66,11 @@ def long(prompt, completion, row):
     return max(honest(prompt, completion, row), min(len(completion) / 40, 1.0))
 
 
+def rubric(prompt, completion, row):
+    """The row's answer is of no use as an answer."""
+    return float("right" in completion)
+
+
 def form(prompt, completion, row):
     """Of so many digits as a right answer has."""
     return float(re.fullmatch(r"\\d{3,}", completion.strip()) is not None)
@@ -83,6 +91,12 @@ PLANTS = {
     "not_a_number": "reward-forged",
     "long": "reward-forged",
 }
+
+
+TOO_LONG = (
+    "were looked at have more than rollout.max_new_tokens = 4 tokens (50 in the median, 50 at most), and are cut: set "
+    "rollout.max_new_tokens = 51 or more, which is the longest with its end"
+)
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +216,28 @@ def test_a_wall_that_is_gone_is_named(monkeypatch, folder, says, source_has):
 
 
 # what it says
+
+
+@pytest.mark.parametrize(
+    ("reward", "max_new_tokens", "status"),
+    [
+        ("", 4, "wrong"),
+        ("", 60, "passed"),
+        ("planted_rewards:honest", 4, "wrong"),
+        ("planted_rewards:rubric", 4, "not looked at"),
+    ],
+)
+def test_answers_that_are_cut_are_told_where_writing_them_pays(folder, reward, max_new_tokens, status):
+    rows = [{"question": f"{n}?", "answer": "7" if n % 4 == 0 else f"{n:050d}"} for n in range(40)]
+    (folder / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    task = {"name": "jsonl", "reward": reward, "options": {"file": "long.jsonl"}}
+    overrides = {"task": task, "rollout": {"max_new_tokens": max_new_tokens}}
+    found = findings(folder, overrides, {"answer-length"})["answer-length"]
+    assert found.status == status, found.line()
+    assert ("Set rollout.max_new_tokens = 51 or more" in found.line()) is (status == "wrong")
+    config = load_config(None, {"run": {"plugin_path": [str(folder)]}} | overrides)
+    lines = answer_notice(config, make_task(config.task, [str(folder)]), partial(tokenizer_of, config))
+    assert [line.partition(" that ")[2] for line in lines] == ([TOO_LONG] if max_new_tokens == 4 and not reward else [])
 
 
 def test_findings_as_json_and_lines(folder):

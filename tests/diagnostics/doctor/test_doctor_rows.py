@@ -92,3 +92,14 @@ def test_a_patch_that_mends_nothing_and_tests_that_pass_without_it_are_named(tmp
 def test_what_has_no_rows_is_refused_in_one_line(arguments, mend, capsys):
     assert main(["doctor", *arguments]) == 2
     assert mend in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("score", "is_told"), [("own", True), ("paid", True), ("unpaid", False)])
+def test_answers_that_are_cut_are_told_where_they_are_right(tmp_path, capsys, score, is_told):
+    pays = "completion == row['answer']" if score == "paid" else "completion == 'x'"
+    (tmp_path / f"scores_{score}.py").write_text(f"def reward(prompt, completion, row): return float({pays})")
+    reward = "" if score == "own" else f"scores_{score}:reward"
+    rows = [answer(f"{n}?", f"{n:050d}") for n in range(8)]
+    arguments = f'name = "jsonl"\nreward = "{reward}"\n[rollout]\nmax_new_tokens = 4'
+    _, report = run(tmp_path, capsys, rows, arguments)
+    assert ["rollout.max_new_tokens = 4" in line for line in report["notices"]] == [True] * is_told

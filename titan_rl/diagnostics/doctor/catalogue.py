@@ -65,6 +65,13 @@ CHECKS = (
         mend="Let data/text alone turn text into tokens, with the template's variant, beginning and end",
         run=text.written,
     ),
+    Check(
+        name="answer-length",
+        about="most expected answers have no more tokens than rollout.max_new_tokens",
+        mend="Raise rollout.max_new_tokens",
+        run=text.fits,
+        after=("reward-signal",),
+    ),
     # of the actors
     Check(
         name="weights",

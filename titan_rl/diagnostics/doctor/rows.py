@@ -10,6 +10,7 @@ import os
 import re
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rich.progress import track
@@ -21,11 +22,13 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import what_happened
 from titan_rl.config.sections.schema import TASKS_OF_OTHERS, Config, TaskConfig
+from titan_rl.controller.preflight.checks import tokenizer_of
 from titan_rl.data.types import Prompt, correct
 from titan_rl.environments.interfaces.task import Task, parts_of, task_of
 from titan_rl.environments.prompts.jsonl_task import HELD_OUT
 from titan_rl.environments.prompts.stream import EACH_ROW
 from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.answer_lengths import answer_notice
 from titan_rl.environments.rollout.demonstrations import worked_answers
 from titan_rl.environments.scoring.scorer import Scorer
 from titan_rl.environments.scoring.scripted import ScriptedEpisodes
@@ -62,17 +65,32 @@ def doctor_rows(config_file: str | None, overrides: dict[str, dict[str, Any]], c
     start, config = time.monotonic(), load_config(config_file, overrides)
     findings = asyncio.run(_findings(config, count, shows=not as_json))
     wrong = [finding for finding in findings if finding.problem]
+    notices = _length_notices(config, are_paid=not wrong)
     seconds = time.monotonic() - start
     if as_json:
         rows = [{"row": each.place, "own": each.own, "empty": each.empty, "problem": each.problem} for each in findings]
-        print(json.dumps({"healthy": not wrong, "seconds": round(seconds, 1), "rows": rows}))
+        report = {"healthy": not wrong, "seconds": round(seconds, 1), "notices": notices, "rows": rows}
+        print(json.dumps(report))
         return 1 if wrong else 0
     if wrong:
         Terminal().print(_table(wrong[:_SHOWN]))
     if len(wrong) > _SHOWN:
         say(f"{len(wrong) - _SHOWN} more are not shown: --json has all")
+    for line in notices:
+        say(line)
     say(f"{len(findings) - len(wrong)} of {len(findings)} rows are as they should be, in {seconds:.0f} s")
     return 1 if wrong else 0
+
+
+def _length_notices(config: Config, *, are_paid: bool) -> list[str]:
+    """Lines about expected answers that are too long; none where the model, which rows can do without, is not here.
+
+    ``are_paid``: whether each row's own answer is right."""
+    task = make_task(_without_agents(config.task), config.run.plugin_path)
+    try:
+        return answer_notice(config, task, partial(tokenizer_of, config), functions_pay=are_paid)
+    except ConfigError:
+        return []
 
 
 def _table(wrong: list[RowFinding]) -> Table:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -18,10 +19,29 @@ from titan_rl.data.text.tokenizer import Tokenizer, decoded, encode, text_settin
 from titan_rl.diagnostics.doctor.check_errors import CheckFailed, CheckSkipped
 from titan_rl.diagnostics.doctor.context import CheckContext
 from titan_rl.environments.interfaces.task import task_of
+from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.rollout.answer_lengths import answer_lengths
 from titan_rl.environments.rollout.prompt_checks import training_prompts
 
 _PROMPTS = 8
 _ANSWER, _REPLY = "12", "34"
+
+
+async def fits(context: CheckContext) -> str:
+    """Most expected answers have no more tokens than an answer may have."""
+    checked = context.checked
+    looked_at = checked.config, checked.task, partial(tokenizer_of, checked.config)
+    lengths = answer_lengths(*looked_at)
+    if not lengths and (of_functions := answer_lengths(*looked_at, functions_pay=True)):
+        earned, first = await context.earned(), next(PromptStream(checked.task, checked.config.run.seed))
+        if earned.has_signal and earned.shown["right"].strip() == first.answer.strip():
+            lengths = of_functions
+    if not lengths:
+        raise CheckSkipped("the reward does not pay for writing a row's 'answer'")
+    for each in lengths:
+        if each.are_too_long:
+            raise CheckFailed("most expected answers are cut", each.evidence, each.mend.capitalize())
+    return "; ".join(each.evidence for each in lengths)
 
 
 @dataclass(frozen=True)
