@@ -278,3 +278,9 @@ def test_a_name_of_the_hub_that_cannot_be_had_is_one_line(monkeypatch, capsys):
 def test_what_cannot_be_compiled_on_a_cpu_can_be_planned_for_gpus(models, capsys):
     assert "compile.enable needs an accelerator" in refused(capsys, "quickstart", "--compile.enable")
     assert "trainer rank 0" in told(capsys, "qwen3_8b_8h100", "--gpus=8", "--compile.enable")
+
+
+def test_without_a_gpu_what_only_a_cpu_cannot_do_is_told_with_how_gpus_are_planned_for(capsys):
+    only_gpus = "there is no GPU here (--gpus N plans for hosts with N each), and on the CPU "
+    assert f"{only_gpus}generator.kv_cache_gib = 0.5 cannot hold" in refused(capsys, "qwen3_8b_8h100")
+    assert "--gpus" not in refused(capsys, "quickstart", "--generator.tensor_parallel=3")

@@ -130,7 +130,14 @@ def plan(
             if data.mean is None and rates is not None and not config.data.file:
                 data = replace(data, line=f"{data.line}: {PROMPT:.0f} tokens are assumed (--prompt-tokens)")
             request = replace(request, lengths=replace(request.lengths, prompt=data.mean or PROMPT))
-        lines, table = _planned(checked, machine, rates, request)
+        try:
+            lines, table = _planned(checked, machine, rates, request)
+        except ConfigError as error:
+            if machine is None and _can_be_laid_out_on_gpus(shaped):
+                raise ConfigError(
+                    f"there is no GPU here (--gpus N plans for hosts with N each), and on the CPU {error}"
+                ) from None
+            raise
         if (drafts := draft_memory(checked)) is not None:
             lines, table = [*lines, str(drafts)], table | {"draft_model": drafts.as_dict()}
         return [*lines, data.line], table | {"data": data.as_dict()}
@@ -194,6 +201,14 @@ def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
     hf = _hf(checked)
     check_products(hf, checked.titan, checked.family, on_cpu=on_cpu)
     check_laid_out(checked.config, checked.titan, hf, checked.family, on_cpu=on_cpu)
+
+
+def _can_be_laid_out_on_gpus(config: Config) -> bool:
+    try:
+        _check_layouts(resolve(config, on_cpu=False), on_cpu=False)
+    except ConfigError:
+        return False
+    return True
 
 
 def _hf(checked: Checked) -> PreTrainedConfig:
