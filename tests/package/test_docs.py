@@ -9,6 +9,7 @@ import yaml
 from docs_pages import ROOT_PAGES, modules, root_page, tree_page
 from tree import TREE
 
+from titan_rl.config.shipped import find_config
 from titan_rl.diagnostics.doctor.catalogue import CHECKS
 
 MAX_CELL = 120
@@ -62,6 +63,19 @@ def test_the_table_of_the_doctors_checks_is_the_catalogue():
 
 def test_the_readme_is_short():
     assert len((TREE / "README.md").read_text().split()) <= MAX_README
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/operations/index.md"])
+def test_first_commands_name_configurations_that_come_with_the_package(page, monkeypatch):
+    monkeypatch.chdir(TREE)
+    command = re.compile(r"^titan-rl (?:train|doctor|plan|serve|chaos) (\w[\w./]*)", re.MULTILINE)
+    names = command.findall((TREE / page).read_text())
+    assert names and [name for name in names if not find_config(name).is_file()] == []
+
+
+def test_an_example_from_python_waits_for_the_run_that_it_closes():
+    for page in WRITTEN:
+        assert not re.search(r"^session\.run\(\)", page.read_text(), re.MULTILINE), page
 
 
 def test_every_page_is_in_the_sites_navigation():
