@@ -37,6 +37,7 @@ from titan_rl.trainer.titan_config import build_titan, titan_keys
         ("--sampling.temperature=0.5", "unknown section [sampling]: here it is rollout.temperature"),
         ("--sampling.heat=0.5", "unknown section [sampling]: did you mean [rollout]?"),
         ("--actor_rollout_ref.rollout.n=4", "unknown section [actor_rollout_ref]: here it is rollout.group_size"),
+        ("--actor_rollout_ref.rollout.enforce_eager=1", "there is none here: engines capture graphs"),
         ("--wandb.project=x", "unknown section [wandb]: did you mean [metrics]?"),
         (
             "--generator.enforce_eager",
@@ -100,12 +101,43 @@ def test_a_text_in_a_file_is_no_list(tmp_path):
         (["--learning_rate=1e-4"], "here it is --optimizer.lr"),
         (["--steps", "3"], "here it is --training.steps"),
         (["--group-size", "3"], "did you mean --rollout.group_size?"),
+        (["--use_vllm"], "cannot read '--use_vllm': there is none here: vLLM samples all answers of every run"),
+        (["--per_device_train_batch_size=4"], "there is none here: a step has rollout.prompts_per_step prompts"),
+        (["--gradient_accumulation_steps", "2"], "there is none here: a step has rollout.prompts_per_step prompts"),
+        (["training.steps=5"], "cannot read 'training.steps=5': did you mean --training.steps=5?"),
+        (["algorithm.kl_coefficient=5"], "did you mean --algorithm.kl_coefficient=5?"),
+        (["data.train_files=x"], "here it is task.options.file, or data.file, with two dashes before it"),
+        (["actor_rollout_ref.rollout.n=5"], "here it is rollout.group_size. Settings are given with two dashes"),
+        (["other.toml"], "overrides look like --section.key value"),
         (["--zzz", "3"], "overrides look like --section.key value"),
     ],
 )
 def test_a_key_without_its_section_is_told_with_it(arguments, said, capsys):
     assert main(["train", "quickstart", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_override_without_dashes_is_told_where_a_file_is_expected(capsys):
+    assert main(["train", "training.steps=5"]) == 2
+    assert "did you mean --training.steps=5?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("num_generations = 8", "num_generations = 8 is in no section: here it is rollout.group_size"),
+        ("learning_rate = 1e-4", "learning_rate = 0.0001 is in no section: here it is optimizer.lr"),
+        ('model_name_or_path = "m"', "model_name_or_path = 'm' is in no section: here it is model.path"),
+        ("use_vllm = true", "use_vllm = True is in no section: there is none here: vLLM samples"),
+        ("group_siz = 8", "group_siz = 8 is in no section: did you mean rollout.group_size?"),
+        ("zzz = 8", "unknown section [zzz]"),
+    ],
+)
+def test_a_key_at_a_file_s_top_is_told_with_its_section(line, said, tmp_path):
+    (tmp_path / "run.toml").write_text(line + "\n[training]\nsteps = 3\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "run.toml")
+    assert said in str(caught.value)
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from titan_rl.config.errors import AlreadyComplete, ConfigError, NamedFault
 from titan_rl.config.io.overrides import is_override, join_overrides, override_arguments, parse_overrides
 from titan_rl.config.io.printable import printable, say
-from titan_rl.config.load import nearest_setting
+from titan_rl.config.load import nearest_override, nearest_setting
 from titan_rl.config.torchrun import World, number_of, refusal, report_to_torchrun, world_of
 
 Join = Callable[[World], None]
@@ -90,16 +90,16 @@ def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, dic
     joined = join_overrides(arguments)
     options, unread = parser.parse_known_args([argument for argument in joined if not is_override(argument)])
     if unread:
-        raise ConfigError(f"cannot read {unread[0]!r}: {_hint(unread[0].partition('=')[0], vars(options))}")
+        raise ConfigError(f"cannot read {unread[0]!r}: {_hint(unread[0], vars(options))}")
     return options, parse_overrides([argument for argument in joined if is_override(argument)])
 
 
 def _hint(argument: str, options: Mapping[str, Any]) -> str:
     """What an unknown argument may stand for. ``options``: of the command, by name."""
     own = [f"--{name.replace('_', '-')}" for name in options]
-    if close := difflib.get_close_matches(argument, own, n=1, cutoff=0.8):
+    if close := difflib.get_close_matches(argument.partition("=")[0], own, n=1, cutoff=0.8):
         return f"did you mean {close[0]}?"
-    hint = nearest_setting(argument) if argument.startswith("--") else ""
+    hint = nearest_setting(argument, "--") if argument.startswith("--") else nearest_override(argument)
     return hint or "overrides look like --section.key value; --help lists the rest"
 
 

@@ -24,6 +24,7 @@ from titan_rl.config.model_directory.chat_template import read_template
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
 from titan_rl.config.model_directory.config_checks import NoModelError
 from titan_rl.config.model_directory.draft_heads import find_draft_head
+from titan_rl.config.sections.combinations import check_combinations
 from titan_rl.config.sections.schema import (
     MADE,
     MADE_MODELS,
@@ -81,16 +82,39 @@ def nearest_key(key: str, section: str, names: Iterable[str]) -> str:
     return f"did you mean {same_section!r}?" if same_section in set(names) else f"here it is {our_key}"
 
 
-def nearest_setting(name: str) -> str:
-    """A hint for ``--name`` without a section, with the settings that it may stand for; empty if there is none."""
+def nearest_setting(name: str, dashes: str = "") -> str:
+    """A hint for a name without a section, with the settings that it may stand for; empty if there is none.
+    ``dashes``: what settings begin with where it was given."""
     key = name.lstrip("-").partition("=")[0].replace("-", "_")
     if our_key := other_names.KEYS.get(key):
-        return f"here it is --{our_key}"
+        return f"here it is {dashes}{our_key}"
+    if why := other_names.NOT_HERE.get(key):
+        return f"there is none here: {why}; leave it out"
     kinds = get_type_hints(Config)
     keys = {f"{section}.{f.name}": f.name for section in OUR_SECTIONS for f in fields(kinds[section])}
     close = difflib.get_close_matches(key, sorted(set(keys.values())), n=1, cutoff=0.8)
-    meant = [f"--{setting}" for setting, last in keys.items() if close and last == close[0]]
+    meant = [f"{dashes}{setting}" for setting, last in keys.items() if close and last == close[0]]
     return f"did you mean {' or '.join(meant[:_SETTINGS_NAMED])}?" if meant else ""
+
+
+def nearest_override(argument: str) -> str:
+    """A hint for ``section.key=value`` without dashes, as Hydra takes it; empty for what has another form."""
+    name, equals, _ = argument.partition("=")
+    section, *path = name.split(".")
+    is_section = section in (*OUR_SECTIONS, *TITAN_SECTIONS)
+    if not path or not all(part.isidentifier() for part in (section, *path)) or not (equals or is_section):
+        return ""
+    if not is_section:
+        inner: Any = argument
+        for part in reversed(path):
+            inner = {part: inner}
+        hint = nearest_section(section, inner)
+        return f"{hint}{'' if hint.endswith('?') else '.'} Settings are given with two dashes, as --section.key value"
+    kind = get_type_hints(Config).get(section)
+    names = {f.name for f in fields(kind)} if kind is not None else set()
+    if section != "algorithm" and names and path[0] not in names:
+        return f"{nearest_key(path[0], section, names)}, with two dashes before it"
+    return f"did you mean --{argument}?"
 
 
 def nearest_section(name: str, table: Any = None) -> str:
@@ -100,8 +124,8 @@ def nearest_section(name: str, table: Any = None) -> str:
         [(key, inner)] = inner.items()
     sections = (*OUR_SECTIONS, *TITAN_SECTIONS)
     is_slip = bool(difflib.get_close_matches(name, sections, n=1, cutoff=0.8))
-    if not is_slip and not isinstance(inner, dict) and (our_key := other_names.KEYS.get(key)):
-        return f"here it is {our_key}"
+    if key and not is_slip and not isinstance(inner, dict) and (key in other_names.KEYS or key in other_names.NOT_HERE):
+        return nearest_setting(key)
     if why := other_names.SECTIONS_NOT_HERE.get(name):
         return f"there is none here: {why}; leave it out"
     there = other_names.SECTIONS.get(name)
@@ -196,6 +220,8 @@ def _text_of(path: Path) -> str:
 
 
 def _toml_to_give(path: Path) -> str:
+    if hint := nearest_override(str(path)):
+        return hint
     close = difflib.get_close_matches(path.stem, shipped(), n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? Else " if close else ""
     return f"{hint}give the path of a TOML file, or {LISTED}"
@@ -217,7 +243,7 @@ def load_config(
         folders = ([file.resolve().parent] if file else []) + [Path.cwd()]
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     config = _with_template(config)
-    _check_combinations(config)
+    check_combinations(config)
     config = _with_drafter(config)
     return _with_directories(config) if with_models else config
 
@@ -281,6 +307,8 @@ def _check_sections(tables: dict[str, Any]) -> None:
     for name, table in tables.items():
         if name in RENAMED_SECTIONS:
             raise ConfigError(f"[{name}] is called [{RENAMED_SECTIONS[name]}] now: rename the section")
+        if name not in names and not isinstance(table, dict) and (hint := nearest_setting(name)):
+            raise ConfigError(f"{name} = {table!r:.80} is in no section: {hint}")
         if name not in names:
             raise ConfigError(f"unknown section [{' '.join(name.split())}]: {nearest_section(name, table)}")
         if not isinstance(table, dict):
@@ -329,39 +357,6 @@ def _with_options(algorithm: dict[str, Any]) -> dict[str, Any]:
     common = {f.name for f in fields(AlgorithmConfig)} - {"options"}
     own = {key: value for key, value in algorithm.items() if key not in common}
     return {key: value for key, value in algorithm.items() if key in common} | {"options": own}
-
-
-def _check_combinations(config: Config) -> None:
-    rollout, algorithm = config.rollout, config.algorithm
-    if algorithm.updates_per_batch > rollout.prompts_per_step:
-        raise ConfigError(
-            f"algorithm.updates_per_batch = {algorithm.updates_per_batch} is more than "
-            f"rollout.prompts_per_step = {rollout.prompts_per_step}: an optimizer step needs a group of its own"
-        )
-    _check_lengths_and_filters(config)
-    if config.generator.update == "drain" and config.generator.kv == "recompute":
-        raise ConfigError(
-            "generator.kv = 'recompute' has nothing to recompute with generator.update = 'drain', which leaves no "
-            "request running: leave one of them out"
-        )
-    if config.model.path in MADE_MODELS and config.task.style == "chat":
-        raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact'")
-    if config.task.system_prompt and config.task.style != "chat":
-        raise ConfigError("task.system_prompt needs task.style = 'chat': set it, or write the text into the prompts")
-
-
-def _check_lengths_and_filters(config: Config) -> None:
-    buffer, longest, filters = config.algorithm.overlong_buffer, config.rollout.max_new_tokens, config.filter
-    if buffer > longest:
-        raise ConfigError(
-            f"algorithm.overlong_buffer = {buffer} is more than rollout.max_new_tokens = {longest}, of which it is the "
-            f"last part: lower it"
-        )
-    if filters.min_pass_rate > filters.max_pass_rate:
-        raise ConfigError(
-            f"filter.min_pass_rate = {filters.min_pass_rate} is more than filter.max_pass_rate = "
-            f"{filters.max_pass_rate}: no group would be left"
-        )
 
 
 def _with_template(config: Config) -> Config:

@@ -4,7 +4,10 @@ A value of ``KEYS`` begins with the key's name here. ``NOT_HERE`` has what there
 """
 
 _STEPS = "training.steps: a run counts steps, and goes through data as often as they take"
-_PACKED = "a step's batch is packed into rows of training.seq_len tokens, which the ranks share"
+_PACKED = (
+    "a step has rollout.prompts_per_step prompts of rollout.group_size answers each (of data: data.examples_per_step "
+    "examples), packed into rows of training.seq_len tokens that the ranks share"
+)
 _DRAWN = "answers are sampled in training, and evaluation is greedy"
 _ENGINE = "vLLM's own default, or what the run's lengths need"
 _ROUTING = 'algorithm.routing, which is "replay" or "own"'
@@ -30,6 +33,7 @@ KEYS = {
     **dict.fromkeys(("learning_rate", "lr"), "optimizer.lr"),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), "optimizer.betas"),
     "adam_epsilon": "optimizer.eps",
+    "weight_decay": "optimizer.weight_decay",
     **dict.fromkeys(("max_grad_norm", "grad_clip", "clip_grad"), "training.max_norm"),
     **dict.fromkeys(("warmup", "warmup_ratio", "lr_warmup_steps", "num_warmup_steps"), "lr_scheduler.warmup_steps"),
     **dict.fromkeys(("lr_scheduler_type", "lr_decay_style"), "lr_scheduler.decay_type"),
@@ -67,7 +71,7 @@ KEYS = {
     # rewards and data
     **dict.fromkeys(("reward_fn", "reward_function", "reward_funcs", "custom_reward_function"), "task.reward"),
     "reward_weights": "task.rewards",
-    **dict.fromkeys(("train_file", "train_files", "dataset_path"), "task.options.file, or data.file"),
+    **dict.fromkeys(("train_file", "train_files", "dataset_path", "dataset_name"), "task.options.file, or data.file"),
     **dict.fromkeys(("val_file", "val_files"), "task.options.held_out_file, or data.held_out_file"),
     # engines
     "temperature": "rollout.temperature",
@@ -92,7 +96,7 @@ KEYS = {
         ("speculative_config", "speculative_decoding", "num_draft_tokens", "speculative_num_draft_tokens"),
         "generator.speculative",
     ),
-    **dict.fromkeys(("free_cache_engine", "vllm_enable_sleep_mode", "colocate"), "placement.mode"),
+    **dict.fromkeys(("free_cache_engine", "vllm_enable_sleep_mode", "vllm_mode", "colocate"), "placement.mode"),
     # what is recorded
     **dict.fromkeys(("save_freq", "save_interval", "save_steps"), "checkpoint.every"),
     "save_total_limit": "checkpoint.keep_latest_k",
@@ -108,6 +112,8 @@ NOT_HERE = {
         ("micro_batch_size", "ppo_micro_batch_size_per_gpu", "per_device_train_batch_size", "global_batch_size"),
         _PACKED,
     ),
+    "per_device_eval_batch_size": "evaluation takes eval.prompts questions at once",
+    "use_vllm": "vLLM samples all answers of every run",
     "gradient_accumulation_steps": _PACKED,
     "do_sample": _DRAWN,
     **dict.fromkeys(

@@ -47,6 +47,11 @@ def test_a_setting_that_is_none_is_one_line(dotted, sections, said):
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
 
 
+def test_a_setting_without_its_section_is_told_with_it():
+    with pytest.raises(ConfigError, match="^'learning_rate' is no setting: here it is optimizer.lr$"):
+        titan_rl.launch("quickstart", {"learning_rate": 1e-4})
+
+
 def test_a_mistake_starts_nothing_and_makes_nothing(tmp_path):
     with pytest.raises(ConfigError, match="training.step: did you mean 'steps'"):
         titan_rl.launch("quickstart", {"training.step": 3}, run={"dir": str(tmp_path / "run")})

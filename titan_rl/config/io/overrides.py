@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -48,16 +48,19 @@ def parse_overrides(arguments: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def overriding(
-    dotted: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    dotted: Mapping[str, Any],
+    sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    hint: Callable[[str], str] = lambda name: "",
 ) -> dict[str, dict[str, Any]]:
-    """Overrides of both forms as one nested table.
+    """Overrides of both forms as one nested table. ``hint``: what a name without a section may stand for.
 
     Errors: ConfigError for a name that is no ``section.key``, or that is given twice."""
     tables: dict[str, dict[str, Any]] = {name: dict(_table(name, values)) for name, values in sections.items()}
     for name, value in dotted.items():
         *path, key = name.split(".")
         if not path or not all([*path, key]):
-            raise ConfigError(f"{name!r} is no setting: give section.key, such as 'training.steps'")
+            mend = hint(name) if not path else ""
+            raise ConfigError(f"{name!r} is no setting: " + (mend or "give section.key, such as 'training.steps'"))
         table = tables
         for part in path:
             table = _table(part, table.setdefault(part, {}))

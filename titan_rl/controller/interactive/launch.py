@@ -6,7 +6,7 @@ from typing import Any
 
 from titan_rl.config.command_line import TrainCommand
 from titan_rl.config.io.overrides import overriding
-from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.load import ConfigError, load_config, nearest_setting
 from titan_rl.config.shipped import find_config
 from titan_rl.controller.interactive.live import LiveSession
 from titan_rl.controller.interactive.run_view import RunView
@@ -30,7 +30,7 @@ def launch(
     """
     from titan_rl.controller.session import Session  # the imports of torch and Monarch, which looking on does without
 
-    tables = overriding(overrides or {}, sections)
+    tables = overriding(overrides or {}, sections, nearest_setting)
     path = find_config(config_file) if config_file is not None else None
     # by the name that was given, which `titan-rl train` finds, too, wherever it is run
     name = str(config_file) if config_file is not None else None

@@ -15,7 +15,7 @@ import pandas as pd
 
 from titan_rl.config.command_line import leave_monarch_at_exit
 from titan_rl.config.io.overrides import overriding
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, nearest_setting
 from titan_rl.config.plugins import forget, reference_to
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.controller.interactive.change_settings import change
@@ -185,7 +185,7 @@ class LiveSession(RunView):
         Errors, with nothing changed: ConfigError for what cannot change or does not go together; SaveError if there can
         be no checkpoint."""
         self._check_no_own()
-        tables = overriding({overrides: value} if isinstance(overrides, str) else overrides)
+        tables = overriding({overrides: value} if isinstance(overrides, str) else overrides, hint=nearest_setting)
         await self._in_turn(lambda: change(self.session, tables))
 
     async def swap_reward(self, reward: str | Callable[..., Any]) -> None:
