@@ -562,6 +562,15 @@ def test_a_hub_that_does_not_give_the_model_is_one_line(hub, monkeypatch, error,
     assert all(word in line for word in words)
 
 
+def test_a_model_that_a_command_makes_is_told_with_it_whether_its_folder_is_there(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", raising(LocalEntryNotFoundError("offline")))
+    told = refusal("models/smollm2")
+    assert told.endswith("there is no such directory: `titan-rl model smollm2 models/smollm2` makes it")
+    Path("models").mkdir()  # the path names nothing of the Hub now
+    assert refusal("models/smollm2") == told
+    assert refusal("smollm2").endswith("`titan-rl model smollm2 smollm2` makes it")
+
+
 def raising(error: Exception):
     def fail(*_, **__):
         raise error

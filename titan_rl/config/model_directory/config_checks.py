@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.model_directory.directory import check_files, read_object, stop_token_ids
+from titan_rl.config.model_directory.directory import check_files, how_to_make, read_object, stop_token_ids
 from titan_rl.config.model_directory.tensor_names import LAYERS, head_size, num_experts
 
 VISION = ("qwen2_5_vl",)
@@ -54,6 +54,8 @@ class NoModelError(ValueError):
 
 def read_config(path: Path) -> dict[str, Any]:
     """Errors: ValueError if the directory holds none."""
+    if not path.exists() and (mend := how_to_make(path)):
+        raise ValueError(mend)
     if not path.is_dir():
         raise NoModelError("it is a file" if path.exists() else "there is no such directory")
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():

@@ -3,6 +3,7 @@
 The weights are what ``model.safetensors.index.json`` names, or the one safetensors file if there is no index.
 """
 
+import shlex
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ _SMALL = {".json": JSON_BYTES, ".jinja": 1 << 20}
 _OF_TOKENIZERS = ("tokenizer.json", "vocab.json")
 _LEFT_BEHIND = ("*.index.json", "trainer_state.json", "*_results.json", "params.json", "adapter_config.json")
 """What describes other files of weights, or a training."""
+
+
+def how_to_make(path: str | Path) -> str:
+    """What is told of a directory that is not there and that a command makes; empty for another."""
+    is_made = Path(path).name == "smollm2"
+    return f"there is no such directory: `titan-rl model smollm2 {shlex.quote(str(path))}` makes it" if is_made else ""
 
 
 def read_object(file: Path) -> dict[str, Any]:

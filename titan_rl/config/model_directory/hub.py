@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from titan_rl.config.model_directory.directory import BELONGS, INDEX, SINGLE, weight_map
+from titan_rl.config.model_directory.directory import BELONGS, INDEX, SINGLE, how_to_make, weight_map
 
 _SECONDS = 4.0
 """For the Hub's first answer. A snapshot's download would wait without end for a Hub that is silent."""
@@ -40,7 +40,8 @@ def _path_from_hub(name: str, get: Callable[[], Path]) -> str:
     try:
         return str(get())
     except errors.GatedRepoError:
-        why = "the Hub gives it only to those who agreed to its terms: do so on its page, then `hf auth login`"
+        mend = "do so on its page, then `hf auth login`"
+        raise ValueError(f"the Hub gives it only to those who agreed to its terms: {mend}") from None
     except errors.RepositoryNotFoundError:
         why = f"{none} no such model on the Hub (or it is private: `hf auth login`)"
     except errors.LocalEntryNotFoundError:
@@ -48,12 +49,10 @@ def _path_from_hub(name: str, get: Callable[[], Path]) -> str:
             f"{none} the Hub cannot be reached, nor does its cache hold such a model: where it can, run "
             f"`hf download {name} --local-dir {Path(name).name}` and give that directory"
         )
-        if Path(name).name == "smollm2":
-            why += f", or make this one: titan-rl model smollm2 {name}"
     except (errors.HfHubHTTPError, errors.HFValidationError, HTTPError, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         why = f"{none} the Hub does not give such a model: {reason}"
-    raise ValueError(why)
+    raise ValueError(how_to_make(name) or why)
 
 
 def _fetch(name: str, check: Callable[[Path], None]) -> Path:
