@@ -210,7 +210,7 @@ GOOD = '{"prompt": "good", "answer": 1}'
         ('{"prompt": "a", "answer": [1]}', "'answer' is [1]: give text or a number"),
         ('{"prompt": "a\\ud800", "answer": 1}', "'prompt' holds half a character"),
         ('{"prompt": "a", "answer": "1\\ud800"}', "'answer' holds half a character (a lone surrogate) at 1"),
-        ('{"prompt": "a", ', "not JSON"),
+        ('{"prompt": "a", ', "not JSON: Expecting property name enclosed in double quotes at character "),
         ('{"prompt": "a", "prompt": "b", "answer": 1}', "the key 'prompt' stands there twice: keep one"),
         ('{"prompt": "a", "x": [{"y": 1, "y": 1}], "answer": 1}', "the key 'y' stands there twice: keep one"),
         ('{"prompt": "a", "answer": NaN}', "'answer': nan is no answer: give text, or a number"),
@@ -218,7 +218,7 @@ GOOD = '{"prompt": "good", "answer": 1}'
         ('{"prompt": "a", "answer": 1e400}', "'answer': inf is no answer"),
         ('{"prompt": "a", "answer": 0.30000000000000004}', "'answer': 0.30000000000000004 is a number with a rounding"),
         ('{"prompt": "a", "answer": 1e300}', "'answer': 1e+300 is a number"),
-        ('["prompt"]', "a list: each line must be one JSON object"),
+        ('["prompt"]', "of type list: each line must be one JSON object"),
         ("[" * 100_000, "not JSON"),
     ],
 )  # fmt: skip

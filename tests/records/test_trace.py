@@ -72,6 +72,8 @@ def test_the_export_takes_steps(tmp_path, capsys):
     for wrong in (["--steps", "x"], ["--steps", "8:9"], ["--out", str(tmp_path / "no" / "file")]):
         assert main(["trace", str(tmp_path / "run"), *wrong]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["trace", str(tmp_path / "run"), "--steps", "3:2"]) == 2
+    assert "give 2:3" in capsys.readouterr().err
 
 
 def rollout(branches: list[int], logprobs: list[float], provenance: list[int]) -> Rollout:

@@ -44,6 +44,9 @@ def _range(steps: str | None) -> tuple[int, int | None]:
         return 0, None
     first, colon, last = steps.partition(":")
     try:
-        return int(first or 0), (int(last) if last else None) if colon else int(first)
+        begin, end = int(first or 0), (int(last) if last else None) if colon else int(first)
     except ValueError:
         raise ConfigError(f"--steps {steps}: give two steps as A:B, or one") from None
+    if end is not None and end < begin:
+        raise ConfigError(f"--steps {steps}: the first step comes first: give {end}:{begin}")
+    return begin, end

@@ -203,7 +203,7 @@ def test_a_run_on_gpus_says_the_table_at_its_start(monkeypatch, tmp_path):
 def test_a_run_that_does_not_fit_is_refused_and_nothing_is_made(monkeypatch, tmp_path):
     monkeypatch.setattr(device_report, "machine_of", lambda checked: ONE)
     sections = {"run": {"dir": str(tmp_path / "run")}, "parallelism": {"data_parallel_shard_degree": 2}}
-    with pytest.raises(ConfigError, match="the trainer needs 2 GPUs, and of 1 GPU 1 are left"):
+    with pytest.raises(ConfigError, match="the trainer needs 2 GPUs, and 1 of 1 GPU is left"):
         Session.open(load_config(None, sections))
     assert not (tmp_path / "run").exists()
 

@@ -108,7 +108,7 @@ def test_a_shipped_toml_fits_the_machine_that_it_is_for(name, models, capsys):
 
 
 def test_gpus_and_their_memory_can_be_given(models, capsys):
-    assert "needs 4 GPUs, and of 2 GPUs 2 are left" in refused(capsys, "qwen3_8b_8h100", "--gpus=2")
+    assert "needs 4 GPUs, and 2 of 2 GPUs are left" in refused(capsys, "qwen3_8b_8h100", "--gpus=2")
     line = refused(capsys, "qwen3_8b_8h100", "--gpus=8", "--gpu-memory-gib=24")
     assert "GPU 0 of host 0 would have to hold" in line and "Take one of: more ranks in [parallelism]" in line
     assert "numbers above 0" in refused(capsys, "qwen3_8b_8h100", "--gpus=0")

@@ -84,7 +84,7 @@ def notices(folder: Path, **task) -> list[str]:
     [
         ({"reward": "tried_code:missing"}, COLUMNS),
         ({"reward": "tried_code:exits"}, "tried_code:exits: SystemExit: 3 (tried_code.py, line 9)"),
-        ({"name": "tried_code:Asks"}, "task.name = 'tried_code:Asks': reply gave a int: give text, or None to end"),
+        ({"name": "tried_code:Asks"}, "task.name = 'tried_code:Asks': reply gave a value of type int: give text"),
         ({"name": "tried_code:Scores"}, "task.name = 'tried_code:Scores': score: ValueError: no score"),
     ],
 )

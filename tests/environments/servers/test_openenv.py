@@ -264,7 +264,7 @@ def own_mapping(tmp_path_factory) -> str:
         (["a", "c"], "ok", "a<eos><aa 1>\n"),
         (["no", "c"], "ok", "no<eos>error: say yes\n"),
         (["raise"], "infra_error", "mapping_of_tests:action: KeyError"),
-        (["number"], "infra_error", "must give a dict of plain values, as in JSON: it gave a int"),
+        (["number"], "infra_error", "must give a dict of plain values, as in JSON: it gave type int"),
         (["b"], "infra_error", "mapping_of_tests:text gave 5: give text"),
     ],
 )

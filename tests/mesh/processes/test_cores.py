@@ -88,11 +88,11 @@ def test_engines_that_take_turns_with_the_trainer_have_its_gpus():
 @pytest.mark.parametrize(
     ("asked", "settings", "there", "says"),
     [
-        (crews(2, 1), {}, (1, 1), "the trainer needs 2 GPUs, and of 1 GPU 1 are left for it: lower [parallelism]"),
+        (crews(2, 1), {}, (1, 1), "the trainer needs 2 GPUs, and 1 of 1 GPU is left for it: lower [parallelism]"),
         (crews(1, 2), {}, (1, 1), "the generator needs 2 GPUs"),
-        (crews(8, 1), {}, (8, 1), "of 8 GPUs 0 are left for it: lower generator.replicas, or name GPUs in placement."),
-        (crews(4, 2, 4), {}, (8, 1), "needs 8 GPUs, 4 for each engine on one host, and of 8 GPUs 4 are left"),
-        (crews(5, 1, 8), {}, (4, 2), "on one host, and of 8 GPUs (2 hosts x 4) 3 are left"),
+        (crews(8, 1), {}, (8, 1), "0 of 8 GPUs are left for it: lower generator.replicas, or name GPUs in placement."),
+        (crews(4, 2, 4), {}, (8, 1), "needs 8 GPUs, 4 for each engine on one host, and 4 of 8 GPUs are left"),
+        (crews(5, 1, 8), {}, (4, 2), "on one host, and 3 of 8 GPUs (2 hosts x 4) are left"),
         (crews(1, 1), {"trainer": [8]}, (8, 1), "placement.trainer = [8]: a host's GPUs are numbered from 0 to 7"),
         (crews(1, 1), {"critic": [0]}, (8, 1), "it has no processes of its own"),
         (crews(1, 1), {"trainer": [0, 0]}, (8, 1), "names a GPU twice"),
@@ -134,7 +134,7 @@ def test_roles_go_to_the_hosts_that_are_named_for_them():
     table = place(crews(2, 2, 2), PlacementConfig(), 2, 3, partial(hosts_of, hosts, count=3))
     assert table.of_role("trainer") == [Seat(0, 0), Seat(0, 1)]
     assert table.engines() == [(Seat(1, 0), Seat(1, 1)), (Seat(2, 0), Seat(2, 1))]
-    with pytest.raises(ConfigError, match="the trainer needs 3 GPUs, and of 6 GPUs .3 hosts x 2. 2 are left for it"):
+    with pytest.raises(ConfigError, match="the trainer needs 3 GPUs, and 2 of 6 GPUs .3 hosts x 2. are left for it"):
         place(crews(3, 1), PlacementConfig(), 2, 3, partial(hosts_of, hosts, count=3))
 
 

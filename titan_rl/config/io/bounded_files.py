@@ -113,6 +113,11 @@ def parse_json(data: bytes | str, *, pairs: Callable[[list], Any] | None = None)
     return value
 
 
+def json_fault(error: ValueError) -> str:
+    """What is wrong with JSON of one line, without a line number of its own beside that of the file."""
+    return f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
 class KeyTwice(ValueError):
     """A key stands twice in an object of JSON."""
 

@@ -42,7 +42,7 @@ def read_object(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file.name} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{file.name} holds no JSON object, but a {type(value).__name__}")
+        raise ValueError(f"{file.name} holds no JSON object, but a value of type {type(value).__name__}")
     return value
 
 

@@ -16,6 +16,7 @@ from titan_rl.config.io.bounded_files import (
     RefusedFile,
     check_file,
     each_once,
+    json_fault,
     parse_json,
     read_json,
     read_lines,
@@ -85,9 +86,9 @@ def _read_json_lines(path: Path, name: str) -> Iterator[RawRow]:
         except KeyTwice as error:
             raise ConfigError(f"{place}: {error}") from None
         except ValueError as error:
-            raise ConfigError(f"{place}: not JSON: {error}; each line must be one JSON object") from None
+            raise ConfigError(f"{place}: not JSON: {json_fault(error)}; each line must be one JSON object") from None
         if not isinstance(columns, dict):
-            raise ConfigError(f"{place}: a {type(columns).__name__}: each line must be one JSON object")
+            raise ConfigError(f"{place}: of type {type(columns).__name__}: each line must be one JSON object")
         yield place, columns
 
 

@@ -10,7 +10,7 @@ Errors are a ConfigError of one line with the row's place.
 
 from typing import Any
 
-from titan_rl.config.io.bounded_files import KeyTwice, each_once, parse_json
+from titan_rl.config.io.bounded_files import KeyTwice, each_once, json_fault, parse_json
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import check_finite, encodable, shown, text
 from titan_rl.data.text.messages import IMAGE_MARK, REASONING, Message, MessageCall, message
@@ -136,7 +136,8 @@ def _from_json(place: str, name: str, value: Any) -> Any:
     except KeyTwice as error:
         raise ConfigError(f"{place}: {name!r}: {error}") from None
     except ValueError as error:
-        raise ConfigError(f"{place}: {name!r} is text that is not JSON ({error}): give the object itself") from None
+        why = json_fault(error)
+        raise ConfigError(f"{place}: {name!r} is text that is not JSON ({why}): give the object itself") from None
 
 
 # beside messages

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
 
-from titan_rl.config.io.bounded_files import KeyTwice, each_once, parse_json
+from titan_rl.config.io.bounded_files import KeyTwice, each_once, json_fault, parse_json
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.messages import REASONING, Message, MessageCall, message
 from titan_rl.data.text.rendering import rendered
@@ -60,9 +60,10 @@ def arguments_of(value: Any, what: str) -> dict[str, Any]:
     except KeyTwice as error:
         raise ConfigError(f"{what}: {error}") from None
     except ValueError as error:
-        raise ConfigError(f"{what}: not JSON: {error}") from None
+        raise ConfigError(f"{what}: not JSON: {json_fault(error)}") from None
     if not isinstance(arguments, dict):
-        raise ConfigError(f"{what}: a {type(arguments).__name__}: give an object of JSON, by the parameters' names")
+        kind = type(arguments).__name__
+        raise ConfigError(f"{what}: of type {kind}: give an object of JSON, by the parameters' names")
     return arguments
 
 

@@ -157,7 +157,7 @@ def _plain(action: Any) -> Any:
         if isinstance(action, dict):
             json.dumps(action)
             return action
-        why = f"it gave a {type(action).__name__}"
+        why = f"it gave type {type(action).__name__}"
     except (TypeError, ValueError) as error:
         why = str(error)
     raise UserCodeError(f"task.options.action must give a dict of plain values, as in JSON: {why}")

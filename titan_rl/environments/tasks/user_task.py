@@ -69,7 +69,7 @@ def user_task(task: TaskConfig, folders: Sequence[str]) -> "UserTask":
 
 def _check_hooks(label: str, user_object: object) -> None:
     """Errors: ConfigError."""
-    class_label = f"{label} made a {type(user_object).__name__}"
+    class_label = f"{label} made an object of type {type(user_object).__name__}"
     check_spelling(class_label, user_object, Task, _METHODS, _ATTRIBUTES)
     for name, parameters in _METHODS.items():
         if is_overridden(user_object, name, Task):
@@ -175,7 +175,7 @@ class UserTask(Task):
         prompt, expected = self._call("prompt", stream, seed, index), f"{stream}/{index:07d}"
         if not isinstance(prompt, Prompt):
             raise UserCodeError(
-                f"{self.label}: prompt gave a {type(prompt).__name__}: give a titan_rl.data.types.Prompt"
+                f"{self.label}: prompt gave a value of type {type(prompt).__name__}: give a titan_rl.data.types.Prompt"
             )
         if prompt.id != expected:
             raise UserCodeError(f"{self.label}: prompt gave the id {prompt.id!r}: it must be {expected!r}")
@@ -203,7 +203,8 @@ class UserTask(Task):
     def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
         reply = self._call("reply", prompt, answers)
         if reply is not None and not isinstance(reply, str):
-            raise UserCodeError(f"{self.label}: reply gave a {type(reply).__name__}: give text, or None to end")
+            kind = type(reply).__name__
+            raise UserCodeError(f"{self.label}: reply gave a value of type {kind}: give text, or None to end")
         return reply
 
     def environment(self, prompt: Prompt) -> Environment:

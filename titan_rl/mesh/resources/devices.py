@@ -118,8 +118,9 @@ def _seated(crew: Crew, free: list[Seat], there: str) -> Iterator[list[Seat]]:
         if len(able) < crew.ranks:
             total, on_one = crew.groups * crew.ranks, " on one host" if crew.of_one_host and crew.ranks > 1 else ""
             each = f", {crew.ranks} for each engine{on_one}" if crew.of_one_host and crew.groups > 1 else on_one
+            left = f"{len(free)} of {there} {'is' if len(free) == 1 else 'are'} left for it"
             raise ConfigError(
-                f"the {crew.role} needs {total} GPUs{each}, and of {there} {len(free)} are left for it: lower "
+                f"the {crew.role} needs {total} GPUs{each}, and {left}: lower "
                 f"{crew.mend}, or name GPUs in placement.{crew.role}"
             )
         group = able[: crew.ranks]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from titan_rl.config.io.bounded_files import each_once, parse_json, read_lines
+from titan_rl.config.io.bounded_files import each_once, json_fault, parse_json, read_lines
 from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.row_fields import joined
 from titan_rl.data.rows.row_messages import TEMPLATE_OPTIONS, TOOLS, Schema
@@ -162,7 +162,7 @@ def _read(place: str, line: bytes, mode: Mode) -> Item:
     try:
         columns = parse_json(line, pairs=each_once)
     except ValueError as error:
-        raise ConfigError(f"{place} is no item ({error}): restore the file") from None
+        raise ConfigError(f"{place} is no item ({json_fault(error)}): restore the file") from None
     fields = columns if isinstance(columns, dict) else {}
     planted, answers = fields.get("planted", ""), fields.get("answers")
     name, source = (str(fields.get(key)) for key in ("id", "source"))
