@@ -24,6 +24,12 @@ from titan_rl.trainer.titan_config import build_titan, titan_keys
     ("argument", "said"),
     [
         ("--algorithm.name=gpro", "did you mean 'grpo'? Else give pkg.module:name of your own"),
+        ("--algorithm.name=DAPO", "algorithm.name = 'DAPO' is unknown: did you mean 'dapo'?"),
+        ("--algorithm.name=losses.Mine", "algorithm.name = 'losses.Mine' is unknown: did you mean 'losses:Mine'?"),
+        ("--algorithm.name=a/losses.py:Mine", "give losses:Mine, and --run.plugin_path a"),
+        ("--training.steps", "training.steps = true: Input should be a valid integer (--training.steps without a"),
+        ("--filter.no_signal=True", "filter.no_signal = 'True': write true, in small letters and without quotes"),
+        ("--optimizer.betas=0.9,0.99", "give two numbers from 0 to below 1, as [0.9,0.99]"),
         ("--rollout.stop=x,y", 'rollout.stop = \'x,y\' is one text: give a list, ["x,y"] or ["x", "y"]'),
         ("--rollout.stop=[x, y]", 'rollout.stop = \'[x, y]\' is one text: give a list, ["[x, y]"] or ["x", "y"]'),
         ("--rollout.stop=[END]", 'rollout.stop = \'[END]\' is one text: give a list, ["[END]"] or ["END"]'),

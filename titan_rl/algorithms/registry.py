@@ -34,7 +34,7 @@ from titan_rl.algorithms.policy_gradient.teachers.distillation import Distillati
 from titan_rl.algorithms.policy_gradient.teachers.sdpo import SDPO
 from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
 from titan_rl.config.load import ConfigError, build_section, nearest
-from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
+from titan_rl.config.plugins import check_signature, is_reference, meant_reference, resolve, what_happened
 from titan_rl.config.sections.schema import AlgorithmConfig, Config
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -126,7 +126,8 @@ def _find(prefix: str, name: str, folders: Sequence[str]) -> Any:
     if name == "supervised":
         raise _supervised(prefix)
     if name not in ALGORITHMS:
-        raise ConfigError(f"{prefix} is unknown: {nearest(name, ALGORITHMS, 'pkg.module:name of your own')}")
+        hint = meant_reference(name) or nearest(name, ALGORITHMS, "pkg.module:name of your own")
+        raise ConfigError(f"{prefix} is unknown: {hint}")
     return ALGORITHMS[name]
 
 

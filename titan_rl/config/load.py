@@ -7,6 +7,7 @@ algorithm (algorithms/registry.py). Whatever is wrong is a ConfigError: one line
 import difflib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
@@ -63,7 +64,9 @@ Settings = dict[str, Any]
 def nearest(name: str, names: Iterable[str], other: str = "") -> str:
     """A hint for a misspelt name. ``other``: what may be given besides these names."""
     quoted = sorted(names)
-    close = difflib.get_close_matches(name, quoted, n=3, cutoff=0.5)
+    close = [each for each in quoted if each.lower() == name.lower()]
+    close = close or difflib.get_close_matches(name, quoted, n=3, cutoff=0.5)
+    close = close or difflib.get_close_matches(name.lower(), quoted, n=3, cutoff=0.5)
     close = sorted(close, key=lambda each: sorted(each) != sorted(name))  # two letters that changed places come first
     more = f" and {len(quoted) - _NUM_NAMED} more" if len(quoted) > _NUM_NAMED else ""
     if close:
@@ -151,13 +154,16 @@ def _refusal(where: str, kind: str, value: Any, why: str) -> str:
     """``kind`` and ``why``: of the validator's error."""
     if kind.startswith("missing"):
         return f"{where} is needed, and is not given: set it"
+    bare = f" (--{where} without a value is true: give one)" if value is True else ""
     if kind == "string_type" and isinstance(value, bool | int | float):
         text = json.dumps(value)
-        return f"{where} = {text} is no text: put it in quotes, as in --{where} '\"{text}\"'"
+        return f"{where} = {text} is no text: put it in quotes, as in --{where} '\"{text}\"'{bare}"
+    if kind == "bool_type" and isinstance(value, str) and value.lower() in ("true", "false"):
+        return f"{where} = {value!r}: write {value.lower()}, in small letters and without quotes"
     if kind in ("list_type", "tuple_type") and isinstance(value, str):
         lists = " or ".join(json.dumps(each, ensure_ascii=False) for each in lists_meant(value))
         return f"{where} = {value!r} is one text: give a list, {lists}"
-    return f"{where} = {value!r}: {why.removeprefix('Value error, ')}"
+    return f"{where} = {'true' if value is True else repr(value)}: {why.removeprefix('Value error, ')}{bare}"
 
 
 def folders_of_code(overrides: dict[str, Any]) -> list[str]:
@@ -205,7 +211,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomli.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+        hint = "; write true and false in small letters" if re.search(r"=\s*(True|False)\b", text) else ""
+        raise ConfigError(f"{path} is not TOML: {error}{hint}") from None
 
 
 def _text_of(path: Path) -> str:

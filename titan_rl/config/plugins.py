@@ -31,9 +31,21 @@ def is_reference(name: str) -> bool:
     return ":" in name
 
 
+def meant_reference(name: str) -> str:
+    """Hint for a name that was meant as a reference, ``module.name`` or ``module.py:name``; empty for another."""
+    file, colon, path = name.partition(":")
+    if colon and file.endswith(".py"):
+        folder, module = str(Path(file).parent), Path(file).stem
+        return f"give {module}:{path}" + (f", and --run.plugin_path {folder}" if folder != "." else "")
+    module, dot, last = name.rpartition(".")
+    return f"did you mean '{module}:{last}'?" if dot and not colon and _FORM.fullmatch(f"{module}:{last}") else ""
+
+
 def resolve(setting: str, reference: str, folders: Sequence[str]) -> Any:
     """Object that ``reference`` names. ``setting``: its key, for messages. Errors: ConfigError."""
     label = f"{setting} = {reference!r}"
+    if hint := meant_reference(reference):
+        raise ConfigError(f"{label} is no 'module:name': {hint}")
     if not _FORM.fullmatch(reference):
         raise ConfigError(f"{label} must look like 'module:name', such as 'my_reward:reward'")
     module_name, _, path = reference.partition(":")

@@ -44,7 +44,7 @@ from titan_rl.controller.preflight.data_checks import label_notice, row_notices,
 from titan_rl.controller.preflight.device import is_on_cpu, record_trainer_device
 from titan_rl.controller.preflight.engine_checks import kernel_notices
 from titan_rl.controller.preflight.host_checks import on_hosts
-from titan_rl.controller.preflight.ineffective_settings import zero_learning_rates
+from titan_rl.controller.preflight.ineffective_settings import learning_rate_notices
 from titan_rl.controller.preflight.resume import check_resumable, limits_of
 from titan_rl.controller.preflight.resumed_settings import is_complete, resumed_settings
 from titan_rl.controller.preflight.role_checks import teacher_notice
@@ -137,7 +137,7 @@ class Session:
         config, held = with_changes(config, run_dir) if resume else (config, [])
         checked = check(config)
         fitting, plan, messages = fit_and_place(checked, under_torchrun=ranks is not None)
-        messages = [*messages, *zero_learning_rates(checked.config, checked.algorithm, checked.titan)]
+        messages = [*messages, *learning_rate_notices(checked.config, checked.algorithm, checked.titan)]
         messages += teacher_notice(checked.config, checked.algorithm)
         messages += template_notice(checked.config, checked.task) + row_notices(checked.task, checked.dataset)
         messages += answer_notice(checked.config, checked.task, partial(tokenizer_of, checked.config))

@@ -160,7 +160,7 @@ def _optimizer(values: dict, section: str = "optimizer") -> OptimizersContainer.
     short = _ADAMW | {key: value for key, value in values.items() if key in _ADAMW}
     betas = short["betas"]
     if not isinstance(betas, list) or len(betas) != 2 or not all(type(b) in (int, float) and 0 <= b < 1 for b in betas):
-        raise ConfigError(f"{section}.betas = {betas!r}: give two numbers from 0 to below 1")
+        raise ConfigError(f"{section}.betas = {betas!r}: give two numbers from 0 to below 1, as [0.9,0.99]")
     for key in ("lr", "eps", "weight_decay"):
         if type(short[key]) not in (int, float) or not 0 <= short[key] < float("inf"):
             raise ConfigError(f"{section}.{key} = {short[key]!r}: give a number of at least 0")

@@ -281,6 +281,17 @@ def test_questions_that_do_not_fit_are_told_before_anything_starts(tmp_path, mod
     assert_one_line(tables, [said])
 
 
+def test_answers_that_leave_nothing_of_a_model_s_positions_are_told_without_a_negative_number(tmp_path):
+    write(tmp_path, sums(8))
+    tables = {
+        "run": {"plugin_path": [str(tmp_path)]},
+        "task": {"name": "jsonl", "options": {"file": "questions.jsonl"}},
+        "training": {"seq_len": 2048},
+        "rollout": {"max_new_tokens": 300},
+    }
+    assert_one_line(tables, ["has 256 positions, which leaves none, beside rollout.max_new_tokens = 300, for prompts"])
+
+
 def test_sft_needs_answers_and_says_so(tmp_path):
     (tmp_path / "rows_reward.py").write_text("def reward(prompt, completion, row):\n    return 1.0\n")
     write(tmp_path, sums(20))

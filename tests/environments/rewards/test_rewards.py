@@ -338,6 +338,8 @@ def test_held_out_answers_that_could_not_be_scored_in_time_are_counted():
         ("rewards_of_testz:correct", ["task.reward = 'rewards_of_testz:correct'", "there is no module"]),
         ("rewards_of_tests:corect", ["there is no 'corect'", "did you mean 'correct'?"]),
         ("rewards_of_tests", ["is no reward", "known: gsm8k", "task; or give a function of yours, 'module:name'"]),
+        ("rw.raises", ["is no reward: did you mean 'rw:raises'?"]),
+        ("rw.py:raises", ["give rw:raises"]),
         ("taks", ["is no reward: did you mean 'task'? Else give a function of yours, 'module:name'"]),
         ("rewards_of_tests:two", ["must take (prompt, completion, row), but it takes (prompt, completion)"]),
         ("rewards_of_tests:compute_at", ["takes 'url'", "data_source, solution_str, ground_truth, extra_info"]),

@@ -255,13 +255,15 @@ def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
 def check_room(checked: Checked, lengths: Sequence[tuple[str, int]]) -> None:
     """``lengths``: places of prompts, and their tokens. Errors: ConfigError if one leaves no room for an answer."""
     seq_len, positions = checked.titan.training.seq_len, num_positions(read_config(checked))
-    room = min(seq_len, positions) - checked.config.rollout.max_new_tokens
+    answer = checked.config.rollout.max_new_tokens
+    room = min(seq_len, positions) - answer
     where, longest = max(lengths, key=lambda each: each[1])
     if longest <= room:
         return
     count = sum(length > room for _, length in lengths)
     too_long = f"{where}; {count} of {len(lengths)} {'is' if count == 1 else 'are'} too long"
-    room_words = f"leaves {room} tokens for prompts, but they have up to {longest} ({too_long})"
+    left = f"{room} tokens" if room > 0 else f"none, beside rollout.max_new_tokens = {answer},"
+    room_words = f"leaves {left} for prompts, but they have up to {longest} ({too_long})"
     if positions < seq_len:
         raise ConfigError(
             f"model.path = {checked.config.model.path!r} has {positions} positions, which {room_words}: take a model "

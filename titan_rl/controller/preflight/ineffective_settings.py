@@ -56,6 +56,7 @@ def _sampled(mend: str = "leave it out") -> Rule:
 
 
 _, _TINY_VISION = MADE_MODELS
+_ABSURD_LR = 0.5
 _HAS_GENERATORS = _unless(
     lambda run: run.config.has_generators, "a run on data.file samples no answers without eval.suites; leave it out"
 )
@@ -349,14 +350,20 @@ def check_read(
     raise_findings(findings)
 
 
-def zero_learning_rates(config: Config, algorithm: Algorithm, titan: TitanConfig) -> list[str]:
-    """Lines about models with a learning rate of 0, which only a control should have."""
+def learning_rate_notices(config: Config, algorithm: Algorithm, titan: TitanConfig) -> list[str]:
+    """Lines about models with a learning rate of 0, which only a control should have, or one that trains nothing."""
     lines = []
     for role in ("", *learned_roles(config, algorithm.needs)):
         role_config = learned_titan(config, titan, role) if role else titan
         groups = [group.optimizer_kwargs for group in role_config.optimizer.param_groups]
+        key = f"{role}.optimizer.lr" if role else "optimizer.lr"
+        adam = [group.get("lr", 0) for group in groups if "betas" in group]
+        if adam and max(adam) >= _ABSURD_LR:
+            lines.append(
+                f"{key} = {max(adam):g}: AdamW moves each weight by about that much a step, which leaves nothing of a "
+                f"model; 1e-6 to 1e-2 are usual"
+            )
         if all(group.get("lr") == 0 for group in groups):
-            key = f"{role}.optimizer.lr" if role else "optimizer.lr"
             lines.append(f"{key} = 0: the {role or 'model'} stays as it is")
     return lines
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from titan_rl.compat.reasoning_gym import create_dataset
 from titan_rl.config.load import ConfigError, nearest
+from titan_rl.config.plugins import meant_reference
 from titan_rl.config.sections.schema import BUILT_IN_TASKS, MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS
 from titan_rl.environments.interfaces.task import correct
 from titan_rl.environments.reasoning_gym.checked_families import RUNS_THE_ANSWER, checked_score, integrated
@@ -123,7 +124,7 @@ def check_name(name: str, style: str) -> None:
     if name not in usable_families():
         ours = (*TASKS_OF_FILES, *TASKS_OF_OTHERS, *BUILT_IN_TASKS, MIXTURE)
         known = {*usable_families(), *ours}
-        raise ConfigError(f"task.name = {name!r} is unknown: {nearest(name, known)}")
+        raise ConfigError(f"task.name = {name!r} is unknown: {meant_reference(name) or nearest(name, known)}")
     if style == "compact" and name not in COMPACT:
         raise ConfigError(
             f"task.style = 'compact' is not defined for {name!r}: use 'chat', or one of {', '.join(sorted(COMPACT))}"

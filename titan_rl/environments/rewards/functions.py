@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError, nearest
-from titan_rl.config.plugins import is_reference, resolve, shown, source_file, what_happened
+from titan_rl.config.plugins import is_reference, meant_reference, resolve, shown, source_file, what_happened
 from titan_rl.config.sections.schema import JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.numbers import as_float
 from titan_rl.data.rows.public_shapes import source_of
@@ -73,7 +73,9 @@ def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: 
     if name in GRADERS:
         return GradedTask(task, GRADERS[name])
     if not is_reference(name):
-        known = nearest(name, (OWN_SCORE, JUDGE, *GRADERS), "a function of yours, 'module:name'")
+        known = meant_reference(name) or nearest(
+            name, (OWN_SCORE, JUDGE, *GRADERS), "a function of yours, 'module:name'"
+        )
         raise ConfigError(f"{setting} = {name!r} is no reward: {known}")
     function = resolve(setting, name, folders)
     check_reward(f"{setting} = {name!r}", function)
