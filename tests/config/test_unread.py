@@ -14,8 +14,8 @@ from titan_rl.config.load import SWITCHES as SECTION_SWITCHES
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import OUR_SECTIONS, Config, ModelConfig, TaskConfig
 from titan_rl.controller.preflight.checks import Checked, check_together, resolve
-from titan_rl.controller.preflight.data_checks import _check_chat, template_notice
-from titan_rl.controller.preflight.ineffective_settings import check_read, zero_learning_rates
+from titan_rl.controller.preflight.data_checks import _check_chat, template_notice, weight_notices
+from titan_rl.controller.preflight.ineffective_settings import check_read, learning_rate_notices
 from titan_rl.environments.registry import make_task
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.trainer.titan_config import build_titan
@@ -440,8 +440,17 @@ def test_a_setting_that_does_nothing_any_more_keeps_no_other_from_changing():
 )
 def test_a_learning_rate_of_nothing_is_said_and_taken(tables, said):
     checked = resolve(load_config(None, tables), on_cpu=True)
-    lines = zero_learning_rates(checked.config, checked.algorithm, checked.titan)
+    lines = learning_rate_notices(checked.config, checked.algorithm, checked.titan)
     assert len(lines) == len(said) and all(line.startswith(words) for line, words in zip(lines, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [({"task": 0.5}, "0.5"), ({"task": 0.5, "math": 0.3}, "0.8"), ({"task": 0.9, "math": 0.1}, ""), ({}, "")],
+)
+def test_weights_that_no_right_answer_can_reach_are_told(rewards, said):
+    lines = weight_notices(Config(task=TaskConfig(rewards=rewards)))
+    assert [line.startswith(f"task.rewards: weights add up to {said}, and") for line in lines] == [True] * bool(said)
 
 
 def test_a_chat_model_that_is_asked_without_its_template_is_told(tmp_path):

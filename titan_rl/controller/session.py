@@ -40,7 +40,7 @@ from titan_rl.controller.offline.steps import DataSteps
 from titan_rl.controller.planning.device_plan import DevicePlan
 from titan_rl.controller.planning.device_report import fit_and_place
 from titan_rl.controller.preflight.checks import Checked, check, tokenizer_of
-from titan_rl.controller.preflight.data_checks import label_notice, row_notices, template_notice
+from titan_rl.controller.preflight.data_checks import label_notice, row_notices, template_notice, weight_notices
 from titan_rl.controller.preflight.device import is_on_cpu, record_trainer_device
 from titan_rl.controller.preflight.engine_checks import kernel_notices
 from titan_rl.controller.preflight.host_checks import on_hosts
@@ -141,6 +141,7 @@ class Session:
         messages += teacher_notice(checked.config, checked.algorithm)
         messages += template_notice(checked.config, checked.task) + row_notices(checked.task, checked.dataset)
         messages += answer_notice(checked.config, checked.task, partial(tokenizer_of, checked.config))
+        messages += weight_notices(checked.config)
         messages += label_notice(checked.algorithm, checked.dataset)
         messages += kernel_notices(checked.config, on_cpu=is_on_cpu(checked.config))
         sources, earlier = find_sources(config), 0

@@ -16,6 +16,7 @@ from titan_rl.data.rows.examples import Example
 from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.data.text.tokenizer import load_tokenizer
+from titan_rl.data.types import correct
 from titan_rl.environments.interfaces.task import Task, parts_of
 from titan_rl.environments.rollout.prompt_checks import encode_all, training_prompts
 from titan_rl.environments.rollout.suites import Suite, make_suites
@@ -49,6 +50,19 @@ def row_notices(task: Task, dataset: Dataset | None) -> list[str]:
         rows = f"{count} training rows are" if count > 1 else "1 training row is"
         lines.append(f"{rows} left out: held-out rows ask the same")
     return lines if dataset else [*lines, *(line for part in parts for line in part.row_notices)]
+
+
+def weight_notices(config: Config) -> list[str]:
+    """Lines about tasks whose weighted rewards of up to 1 add up to less than a right answer has."""
+    lines = []
+    for setting, task in all_tasks(config.task).items():
+        most = sum(max(weight, 0.0) for weight in task.rewards.values())
+        if task.rewards and not config.data.file and not correct(most):
+            lines.append(
+                f"{setting}.rewards: weights add up to {most:g}, and an answer counts as right, in accuracies and pass "
+                f"rates, from a reward of 1 on: with rewards of at most 1 none will; let the weights add up to 1"
+            )
+    return lines
 
 
 def label_notice(algorithm: Algorithm, dataset: Dataset | None) -> list[str]:
