@@ -25,6 +25,8 @@ class Proportion:
     """Of each, where there are several; not of those within."""
     num_timeouts: int = 0
     """Of those that are not correct, the ones whose score took too long."""
+    num_ties: int = 0
+    """Of pairs that are not correct, the ones of which neither answer is preferred."""
 
     @property
     def value(self) -> float:
@@ -38,7 +40,9 @@ class Proportion:
         low, high = self.interval
         parts = "".join(f"; {task} {part.value:.1%} of {part.count}" for task, part in self.by_task.items())
         late = f"; {timed_out(self.num_timeouts, self.count)}" if self.num_timeouts else ""
-        return f"{self.value:.1%} ({self.correct} of {self.count}, 95 % interval {low:.1%} to {high:.1%}{parts}{late})"
+        tied = f"; in {self.num_ties} neither answer is preferred" if self.num_ties else ""
+        interval = f"95 % interval {low:.1%} to {high:.1%}"
+        return f"{self.value:.1%} ({self.correct} of {self.count}, {interval}{parts}{late}{tied})"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -47,13 +51,14 @@ class Proportion:
             "count": self.count,
             "interval_95": list(self.interval),
             **({"num_timeouts": self.num_timeouts} if self.num_timeouts else {}),
+            **({"num_ties": self.num_ties} if self.num_ties else {}),
             **({"by_task": {task: part.as_dict() for task, part in self.by_task.items()}} if self.by_task else {}),
         }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Proportion":
         parts = {task: cls.from_dict(part) for task, part in values.get("by_task", {}).items()}
-        return cls(values["correct"], values["count"], parts, values.get("num_timeouts", 0))
+        return cls(values["correct"], values["count"], parts, values.get("num_timeouts", 0), values.get("num_ties", 0))
 
 
 def timed_out(number: int, count: int) -> str:

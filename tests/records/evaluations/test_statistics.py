@@ -45,4 +45,7 @@ def test_what_people_read():
 def test_answers_that_could_not_be_scored_in_time_are_told_and_kept():
     late = Proportion(1, 4, num_timeouts=3)
     assert str(late).endswith("; 3 of 4 could not be scored within verifier.score_timeout and count as wrong)")
-    assert Proportion.from_dict(json.loads(json.dumps(late.as_dict()))) == late
+    tied = Proportion(1, 4, num_ties=3)
+    assert str(tied).endswith("; in 3 neither answer is preferred)")
+    for each in (late, tied):
+        assert Proportion.from_dict(json.loads(json.dumps(each.as_dict()))) == each

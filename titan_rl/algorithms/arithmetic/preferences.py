@@ -132,6 +132,7 @@ def pair_metrics(rewards: Pairs, weights_P: torch.Tensor) -> dict[str, torch.Ten
         "rewards/rejected": rewards.rejected_P,
         "rewards/margins": rewards.difference_P,
         "rewards/accuracies": (rewards.difference_P > 0).to(weights_P.dtype),
+        "rewards/ties": (rewards.difference_P == 0).to(weights_P.dtype),
     }
     return {name: torch.where(weights_P > 0, values_P.detach(), 0.0).sum() for name, values_P in metrics.items()}
 

@@ -201,8 +201,8 @@ class Reporter:
         """Record loss on held-out data and, of pairs, preference accuracy."""
         record = metrics | ({"accuracy": accuracy.value} if accuracy else {})
         self.metrics.write({"step": step} | {f"held_out_{name}": value for name, value in record.items()})
-        preferences = f", preferences {accuracy}" if accuracy else ""
-        self.display.log(f"held-out loss {when}: {metrics['loss']:.4f}{preferences}")
+        preferred = f", accuracy {accuracy}" if accuracy else ""
+        self.display.log(f"held-out loss {when}: {metrics['loss']:.4f}{preferred}")
 
 
 def _with_place(group: Group) -> str:

@@ -23,7 +23,7 @@ from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.members.trainers import Trainers
 from titan_rl.records.statistics import Proportion
 
-_ACCURACY, _LOG_RATIO = "rewards/accuracies", "log_ratio"
+_ACCURACY, _TIES, _LOG_RATIO = "rewards/accuracies", "rewards/ties", "log_ratio"
 _JUDGE = "dpo"
 """By whose metrics labelled answers are compared, two and two."""
 Trainer = TrainerMesh | Trainers
@@ -94,7 +94,8 @@ class DataSteps:
             means = _means(await trainer.evaluate(batch, _JUDGE), {"": len(pairs)})
         if _ACCURACY not in means or not pairs or self.algorithm.trains_on == "demonstrations":
             return None
-        return Proportion(round(means[_ACCURACY] * len(pairs)), len(pairs))
+        correct, ties = (round(means[name] * len(pairs)) for name in (_ACCURACY, _TIES))
+        return Proportion(correct, len(pairs), num_ties=ties)
 
     # numbers
 
