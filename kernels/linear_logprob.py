@@ -161,19 +161,30 @@ def linear_logprob(  # noqa: PLR0913  (a head's settings, most of which most hea
 class Workspace:
     """Memory of what a call needs while it runs, and of the gradient of the weight that it gives.
 
-    Calls inside of it (``with``) use one memory, one after the other: the weight's gradient is lost with the next call.
-    These are the largest blocks of a training step. Allocated for each row anew, among activations of ever other sizes,
-    they would fit into nothing that was freed before. It is given back at the end, and taken at the next beginning.
+    Calls inside of it (``with``) use one memory, one after the other: the weight's gradient is lost with the next call,
+    whose forward must not come between a forward and its backward. These are the largest blocks of a training step.
+    Allocated for each row anew, among activations of ever other sizes, they would fit into nothing that was freed
+    before. It is given back at the end, and taken at the next beginning.
     """
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
         self._sizes: dict[tuple[str, torch.dtype, torch.device], int] = {}
+        self._num_calls = 0
 
     def __enter__(self) -> None:
         for key, size in self._sizes.items():
             self._memory[key] = torch.empty(size, dtype=key[1], device=key[2])
         _entered.append(self)
+
+    def begin_call(self) -> int:
+        """Number of a forward."""
+        self._num_calls += 1
+        return self._num_calls
+
+    def check_last(self, call: int) -> None:
+        """Errors: AssertionError for a backward whose forward was not the last one."""
+        assert call == self._num_calls, "two calls of an output head in one forward have one gradient's memory"
 
     def __exit__(self, *_: object) -> None:
         _entered.pop()
@@ -212,7 +223,8 @@ class _LinearLogprob(torch.autograd.Function):
         local_S = target_S - head.first_word
         detached = hidden_SD.detach(), weight_VD.detach(), None if bias_V is None else bias_V.detach()
         inputs = *detached, local_S, mask_SB, penalties, head
-        ctx.expected = None
+        ctx.expected, ctx.workspace = None, _entered[-1] if _entered and ctx.needs_input_grad[1] else None
+        ctx.call = 0 if ctx.workspace is None else ctx.workspace.begin_call()
         with exact_bf16_products(hidden_SD, weight_VD):
             if expected_grad is not None and any(ctx.needs_input_grad):
                 found, ctx.expected = _forward_and_expected_backward(*inputs, ctx.needs_input_grad[:3], expected_grad)
@@ -229,6 +241,8 @@ class _LinearLogprob(torch.autograd.Function):
         ctx: Any, grad_logprob_S: torch.Tensor | None, grad_entropy_S: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden_SD, weight_VD, bias_V, local_S, mask_SB, log_total_S, entropy_S = ctx.saved_tensors
+        if ctx.workspace is not None:
+            ctx.workspace.check_last(ctx.call)
         if grad_logprob_S is None:
             grad_logprob_S = torch.zeros_like(log_total_S)
         (expected_S, gradients), ctx.expected = ctx.expected or (None, None), None  # they can be given away once

@@ -146,7 +146,7 @@ UNREAD: dict[str, set[str]] = {
         *(key for key in SWITCHED if not key.startswith("generator.speculative.") or "lookup" in key),
     },
     "a drafter": {
-        *(*CHATS, *STEADY, "data", "hosts", *(ROLES - {"drafter"}), *APART),
+        *(*CHATS, *STEADY, "data", "hosts", *(ROLES - {"drafter"}), *APART, "drafter.train_mtp"),
         *(key for key in SWITCHED if not key.startswith("generator.speculative.") or "lookup" in key),
     },
     "all switches": {

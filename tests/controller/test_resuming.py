@@ -137,8 +137,9 @@ def test_neither_does_the_number_of_steps_that_a_learning_rate_decays_over(run, 
 def test_nor_does_the_number_of_drafted_tokens_that_a_head_learns(run):
     run_dir, key = run(0), "generator.speculative.num_speculative_tokens"
     before = {key: 3, "drafter.path": "head", "generator.speculative.method": "eagle3"}
-    with pytest.raises(ConfigError, match=f"{key} = 2 is not what steps 1 to 2 of .* with, 3"):
-        resuming._check_redone(run_dir, before, before | {key: 2}, 1, 2, with_sft=False)
+    for learned in ({}, {"drafter.path": "", "drafter.train_mtp": True, "generator.speculative.method": "mtp"}):
+        with pytest.raises(ConfigError, match=f"{key} = 2 is not what steps 1 to 2 of .* with, 3"):
+            resuming._check_redone(run_dir, before | learned, before | learned | {key: 2}, 1, 2, with_sft=False)
     for free in ({"drafter.path": ""}, {"generator.speculative.method": "draft_model"}):
         resuming._check_redone(run_dir, before | free, before | free | {key: 2}, 1, 2, with_sft=False)
 
@@ -353,7 +354,7 @@ def test_a_draft_model_that_there_was_none_of_is_said(run, tmp_path):
     make_tiny(tmp_path / "draft", seed=1, num_layers=1)
     drafts = dict(generator__speculative__method="draft_model", drafter__path=str(tmp_path / "draft"))
     assert told(run(), training__steps=9, **drafts)[1:] == [
-        f"drafter: there was none up to step {LAST}; it begins as {tmp_path / 'draft'}"
+        f"drafter: none learned up to step {LAST}; it begins as {tmp_path / 'draft'}"
     ]
 
 

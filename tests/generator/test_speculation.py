@@ -2,11 +2,13 @@
 
 import asyncio
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from family_models import add_prediction_layer, make
+from safetensors.torch import load_file, save_file
 from started_meshes import batch_of, learn, meshes_of, worst_difference
 
 from titan_rl.config import load
@@ -77,18 +79,31 @@ def test_answers_of_drafts_are_trained_as_they_were_sampled(tmp_path, monkeypatc
     asyncio.run(run())
 
 
+def make_bigrams(path: Path) -> None:
+    """A policy whose words follow the one before, which a layer can learn of few texts: its blocks give nothing."""
+    weights = load_file(path / "model.safetensors")
+    outputs = [name for name in weights if name.endswith(("o_proj.weight", "down_proj.weight"))]
+    weights |= {name: torch.zeros_like(weights[name]) for name in outputs}
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.mark.slow
-def test_the_policys_own_layer_drafts(tmp_path):
+@pytest.mark.parametrize("learns", [False, True])
+def test_the_policys_own_layer_drafts(tmp_path, learns):
     """Its output head and embeddings are the policy's, whatever version that has."""
     heads = dict(head_dim=32, num_attention_heads=4, num_key_value_heads=2)  # which vLLM has kernels for on a CPU
     make(tmp_path, "glm4_moe", **heads, hidden_size=64, vocab_size=128)
     add_prediction_layer(tmp_path)
-    told = []
+    if learns:
+        make_bigrams(tmp_path)
+    told, rates = [], []
 
     async def run():
         speculative = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
         tables = {"rollout": {"temperature": 1.0}, "generator": {"speculative": speculative}}
-        async with meshes_of(str(tmp_path), tmp_path, **tables, optimizer={"lr": 0.05}) as meshes:
+        if learns:
+            tables["drafter"] = {"train_mtp": True, "optimizer": {"lr": 1e-2}}
+        async with meshes_of(str(tmp_path), tmp_path, **tables, optimizer={"lr": 0.0 if learns else 0.05}) as meshes:
             await meshes.trainer.begin_at(0)
             for version in range(2):
                 await meshes.weights.stage(version)
@@ -98,11 +113,17 @@ def test_the_policys_own_layer_drafts(tmp_path):
                 again = await leader.generate.call_one(Request(PROMPT, list(range(8)), 48, 1.0))
                 assert [a.tokens.tolist() for a in answers] == [a.tokens.tolist() for a in again]
                 statistics = await leader.take_statistics.call_one()
-                print(f"{statistics.num_drafted} drafted, {statistics.num_accepted} accepted")
                 assert 0 < statistics.num_accepted < statistics.num_drafted
+                rates.append(statistics.num_accepted / statistics.num_drafted)
                 assert await worst_difference(meshes, (PROMPT, answers)) < 2e-4, "of large logits, as without drafts"
-                await learn(meshes, version)
+                groups = [batch_of([(PROMPT, answers)], build_titan(meshes.config), None)]
+                for step in range(25):
+                    await (meshes.trainer.train(groups, 25 * version + step + 1) if learns else learn(meshes, version))
                 told.append(answers[0].tokens.tolist())
+        print(f"accepted {rates}")
+        if learns:
+            assert rates[0] < 0.1 and rates[1] > 0.2
+        else:
             assert told[0] != told[1], "the second version is another one"
 
     asyncio.run(run())

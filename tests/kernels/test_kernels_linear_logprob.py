@@ -304,6 +304,17 @@ def test_a_kept_workspace_serves_one_call_after_the_other(monkeypatch, expects, 
     assert gradients_of(20)[1].data_ptr() not in places
 
 
+def test_two_calls_before_a_backward_do_not_share_a_workspace():
+    """The first one's gradient of the weight would be overwritten while the second's is added to it."""
+    (hidden_SD, weight_VD, _), target_S = problem(20, 60, 8)
+    with room.Workspace():
+        first, second = (linear_logprob(hidden_SD, weight_VD, target_S)[0].sum() for _ in range(2))
+        with pytest.raises(AssertionError, match="two calls of an output head in one forward"):
+            (first + second).backward()
+        linear_logprob(hidden_SD, weight_VD, target_S)  # whose result counts nothing
+        linear_logprob(hidden_SD, weight_VD, target_S)[0].sum().backward()
+
+
 @pytest.mark.parametrize("expects", [False, True])
 def test_memory_is_bounded_by_the_tiles(expects, again):
     """No tensor made on the way is larger than a tile (a chunk's logits), a gradient or a block of the weight."""

@@ -34,7 +34,7 @@ from titan_rl.compat.vllm.speculation import DraftRecorder
 from titan_rl.compat.vllm.thinking import limit_thinking
 from titan_rl.compat.vllm.vision import register_without_torchvision
 from titan_rl.config.model_directory.directory import read_object, stop_token_ids, stored_tensors
-from titan_rl.config.model_directory.draft_heads import weights_of_head
+from titan_rl.config.model_directory.draft_heads import weights_of_head, weights_of_layers
 from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.images import UNLIMITED, image_processor
@@ -231,6 +231,8 @@ class GenerationEngine:
         stored = [stored_tensors(self._model_path)]
         if path := self._config.speculative.model:
             stored.append(weights_of_head(stored_tensors(path)))
+        elif self._config.speculative.method == "mtp":
+            stored.append(weights_of_layers(self._model_path))
         shapes = [[(name, tensor.shape) for name, tensor in tensors.items()] for tensors in stored]
         return transfer_engine(worker).record_needs(shapes[0], worker.get_draft_model(), *shapes[1:])
 

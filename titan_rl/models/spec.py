@@ -16,7 +16,7 @@ from titan_rl.compat.torchtitan.trainer import without_trainer
 from titan_rl.config.model_directory.config_checks import VISION, check_plain_weights, read_config
 from titan_rl.config.sections.schema import LoraConfig
 from titan_rl.models.families.qwen2_5_vl import with_text_sizes
-from titan_rl.models.families.registry import Family, find_family
+from titan_rl.models.families.registry import PREDICTION_LAYERS, Family, find_family
 from titan_rl.models.layers.decoder import SequenceParallelConfig
 from titan_rl.models.layers.rope import cut_positions, num_positions
 from titan_rl.models.value_head import ValueHead
@@ -75,6 +75,11 @@ def spec_of(hf: PreTrainedConfig, name: str, family: Family | None = None, lora:
         state_dict_adapter=family.adapter,
     )
     return with_adapters(spec, lora) if lora else spec
+
+
+def prediction_layer_spec(hf: PreTrainedConfig) -> ModelSpec:
+    """TorchTitan ModelSpec of a policy's first layer for multi-token prediction. ``hf``: the policy's config."""
+    return spec_of(hf, "", PREDICTION_LAYERS[hf.model_type])
 
 
 def parameter_names(spec: ModelSpec) -> list[str]:

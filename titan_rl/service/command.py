@@ -88,6 +88,8 @@ def _check(config: Config) -> None:
             f"drafter.path = {config.drafter.path!r}: no draft model learns what clients train; give it as "
             f"generator.speculative.model"
         )
+    if config.drafter.train_mtp:
+        raise ConfigError("drafter.train_mtp = true: no layer learns what clients train; leave it out")
     if config.hosts.is_on:
         raise ConfigError("serve is for this machine: leave [hosts] out")
 

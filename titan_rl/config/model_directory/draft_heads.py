@@ -1,11 +1,15 @@
-"""EAGLE-3 draft heads, as directories: what tells one from a model, and what it can be refused for."""
+"""What drafts beside a policy's own layers: EAGLE-3 heads, as directories, and layers for multi-token prediction.
 
+Of a head: what tells it from a model, and what it can be refused for. Layers are part of the policy's directory.
+"""
+
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from titan_rl.config.model_directory.config_checks import NoModelError, check_sizes, read_config
-from titan_rl.config.model_directory.directory import stored_tensors
+from titan_rl.config.model_directory.directory import read_object, stored_tensors
 from titan_rl.config.model_directory.hub import fetch, is_hub_name
 from titan_rl.config.model_directory.safetensors_files import StoredTensor
 from titan_rl.config.model_directory.weight_checks import check_dtypes, check_finite
@@ -19,6 +23,13 @@ TABLES = (MAPPING, "t2d")
 """Which of the policy's tokens a head of a smaller vocabulary can draft: differences of numbers, and flags."""
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 LAYERS = "eagle_aux_hidden_state_layer_ids"
+COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")
+"""Keys of config.json for the number of layers for multi-token prediction."""
+_APART = "mtp."
+"""Begin of their names where they are not numbered with the model's layers."""
+_OF_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+SHARED_WEIGHTS = ("embed_tokens.weight", "shared_head.head.weight")
+"""Ends of the names of their embeddings and output heads, of which the policy's are taken."""
 _MAKE = "`titan-rl model eagle3 DIR --model.path POLICY` makes one"
 _GIVE = f"give the directory of a head that was trained for this policy; {_MAKE}"
 _REQUIRED = {
@@ -36,6 +47,35 @@ def is_draft_head(architectures: Any) -> bool:
 def weights_of_head(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Tensors that learn, of a head or of a draft model: neither tables of a vocabulary nor a head's embeddings."""
     return {name: tensor for name, tensor in tensors.items() if name not in (*TABLES, EMBEDDING)}
+
+
+def layer_of(name: str) -> tuple[int, str] | None:
+    """Number of the layer that a tensor is of, and its name within that."""
+    match = _OF_LAYER.match(name)
+    return (int(match[1]), name[match.end() :]) if match else None
+
+
+def is_prediction_layer(name: str, numbers: range) -> bool:
+    """Whether a tensor is part of a layer for multi-token prediction. ``numbers``: of those layers."""
+    layer = layer_of(name)
+    return name.startswith(_APART) or (layer is not None and layer[0] in numbers)
+
+
+def prediction_layers(path: str | Path, first: int) -> range:
+    """Numbers of a directory's layers for multi-token prediction, by its config.json. ``first``: of the first one."""
+    config = read_object(Path(path) / "config.json")
+    count = next((config[key] for key in COUNTS if key in config), None)
+    return range(first, first + count if type(count) is int else first)
+
+
+def weights_of_layers(path: str | Path) -> dict[str, StoredTensor]:
+    """Tensors that learn, of the layers for multi-token prediction in a policy's directory."""
+    numbers = prediction_layers(path, read_object(Path(path) / "config.json")["num_hidden_layers"])
+    return {
+        name: tensor
+        for name, tensor in stored_tensors(path).items()
+        if (layer := layer_of(name)) is not None and layer[0] in numbers and layer[1] not in SHARED_WEIGHTS
+    }
 
 
 def find_draft_head(path: str, *, own_family: bool = False) -> str:

@@ -129,11 +129,19 @@ class ImplicitRewardConfig(ScoringRoleConfig):
 
 @dataclass(kw_only=True)
 class DrafterConfig(LearnedRoleConfig):
-    """The draft model that learns beside the policy, in the trainer's processes; none without a ``path``."""
+    """What engines draft by, where it learns beside the policy, in the trainer's processes: the model of ``path``, or
+    the policy's own layer; nothing without either."""
+
+    train_mtp: bool = False
+    """Whether the policy's own layer for multi-token prediction learns (``generator.speculative.method = "mtp"``)."""
 
     placement: ClassVar[Placement] = "with_trainer"
     parallelism: ClassVar[dict[str, Any]] = {}
     warmup_steps: ClassVar[int] = 0
+
+    @property
+    def learns(self) -> bool:
+        return bool(self.path) or self.train_mtp
 
 
 @dataclass(kw_only=True)

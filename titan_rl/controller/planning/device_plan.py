@@ -136,6 +136,8 @@ class Models:
 
     def sizes_of(self, role: str) -> list[Size]:
         """All models of a role: teachers may be several."""
+        if role == DRAFTER and self.draft:
+            return [self.draft]
         return [self._size_at(path) for path in configured_paths(self.config, role)]
 
     def _size_at(self, path: str) -> Size:

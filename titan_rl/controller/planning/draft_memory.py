@@ -38,7 +38,7 @@ def draft_memory(checked: Checked) -> DraftMemory | None:
     config = checked.config
     if not config.has_generators or (drafting := draft_of(checked)) is None:
         return None
-    learns, element = bool(config.drafter.path), bytes_of(config.generator.dtype)
+    learns, element = config.drafter.learns, bytes_of(config.generator.dtype)
     count, kind = drafting[1].parameters, _KINDS[config.generator.speculative.method]
     trained = count * (WEIGHT + GRADIENT + MOMENTS + NUM_SLOTS * element) if learns else 0
     return DraftMemory(kind, count, count * element * (1 + learns), trained)

@@ -22,10 +22,10 @@ from titan_rl.mesh.channel.memory.region import NUM_SLOTS
 from titan_rl.mesh.channel.transports import ON_GPU
 from titan_rl.mesh.resources.devices import TRAINER
 from titan_rl.models.device import DEVICE_TYPE
-from titan_rl.models.families.registry import Family
+from titan_rl.models.families.registry import PREDICTION_LAYERS, Family
 from titan_rl.models.layers.gated_delta_net import CHUNK
 from titan_rl.models.spec import read_hf_config, spec_of
-from titan_rl.trainer.roles.names import configured_paths, learned_role, needed_roles
+from titan_rl.trainer.roles.names import DRAFTER, configured_paths, learned_role, needed_roles
 from titan_rl.trainer.state.snapshot_kinds import spares_memory
 from titan_rl.trainer.titan_config import TrainingConfig
 
@@ -229,9 +229,9 @@ def _sent(checked: Checked, size: Size) -> float:
 
 
 def _learned_drafts(checked: Checked) -> int:
-    """Parameters of a draft model that learns."""
-    path = checked.config.drafter.path
-    return size_at(checked, path).parameters if path else 0
+    """Parameters of what drafts, if that learns."""
+    drafting = draft_of(checked) if checked.config.drafter.learns else None
+    return drafting[1].parameters if drafting else 0
 
 
 def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
@@ -279,7 +279,8 @@ def _roles(checked: Checked) -> list[Size]:
             paths = configured_paths(config, role)
             sizes += [Size(size_at(checked, path).parameters, 0) for path in paths]
     if (learned := learned_role(config, needs)) is not None:
-        sizes.append(size_at(checked, getattr(config, learned).path))
+        drafting = draft_of(checked) if learned == DRAFTER else None
+        sizes.append(drafting[1] if drafting else size_at(checked, getattr(config, learned).path))
     return sizes
 
 
@@ -295,11 +296,10 @@ def draft_of(checked: Checked) -> tuple[PreTrainedConfig, Size] | None:
     if drafts.method != "mtp":
         return None
     hf = copy(read_config(checked))
-    size, width = Size.of(hf, checked.family), hf.hidden_size
+    size = Size.of(hf, PREDICTION_LAYERS[hf.model_type])
     hf.num_hidden_layers = hf.num_nextn_predict_layers
-    # a layer, what joins state and embedding, and three norms; embeddings and head are the policy's
-    parameters = hf.num_hidden_layers * (size.layer + size.experts + 2 * width * width + 3 * width)
-    return hf, Size(parameters, 0)
+    counts = {name: hf.num_hidden_layers * getattr(size, name) for name in ("parameters", "trained")}
+    return hf, replace(size, **counts)
 
 
 def activations(hf: PreTrainedConfig, training: TrainingConfig, is_kept: bool, *, tower_learns: bool = True) -> float:

@@ -26,7 +26,7 @@ from titan_rl.environments.rollout.decoding import (
 from titan_rl.environments.rollout.prompt_checks import ThinkingCheck, encode_checked
 from titan_rl.environments.rollout.suites import Suite
 from titan_rl.models.batch_invariance import why_not_invariant
-from titan_rl.models.families.registry import Family
+from titan_rl.models.families.registry import PREDICTION_LAYERS, Family
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.models.spec import model_config, spec_of
 from titan_rl.models.weights.prediction_layers import check_prediction_layers
@@ -36,8 +36,6 @@ _BLOCK_TOKENS = 16
 """The smallest number of tokens that vLLM stores together."""
 _CPU_LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """What its CPU kernel for latent attention is compiled for."""
-_WITH_PREDICTION_LAYERS = ("glm4_moe",)
-"""Model types of policies by whose own layers for multi-token prediction engines draft."""
 _VOCABULARY_UNIT = 64
 """vLLM pads a vocabulary to a multiple of it."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -300,9 +298,9 @@ def _check_speculation(config: Config, hf: PreTrainedConfig) -> None:
 
 def _check_prediction_layers(setting: str, config: Config, hf: PreTrainedConfig) -> None:
     """Errors: ConfigError for a policy without layers for multi-token prediction that engines here draft by."""
-    if hf.model_type not in _WITH_PREDICTION_LAYERS:
+    if hf.model_type not in PREDICTION_LAYERS:
         raise ConfigError(
-            f"{setting}: engines draft by the own layers of {', '.join(_WITH_PREDICTION_LAYERS)} alone, and the policy "
+            f"{setting}: engines draft by the own layers of {', '.join(PREDICTION_LAYERS)} alone, and the policy "
             f"is of model type {hf.model_type!r}; take another method"
         )
     count, drafted = getattr(hf, "num_nextn_predict_layers", None), config.generator.speculative.num_speculative_tokens

@@ -73,9 +73,9 @@ def _role(role: str) -> Rule:
 
 
 def _drafter(run: Run) -> str:
-    if not run.config.drafter.path:
-        return "no draft model learns without drafter.path; set it, too, or leave it out"
-    return _sampled()(run) or _drafted_by("draft_model", "eagle3")(run)
+    if not run.config.drafter.learns:
+        return "no draft model learns without drafter.path, or drafter.train_mtp; set one, or leave it out"
+    return _sampled()(run) or _drafted_by("draft_model", "eagle3", "mtp")(run)
 
 
 def _aggregation(run: Run) -> str:
@@ -228,6 +228,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "lora.sync": (_HAS_ADAPTERS, _HAS_GENERATORS),
     **{role: (_role(role),) for role in MAY_BE_OWN},
     "drafter": (_drafter,),
+    "drafter.path": (_drafted_by("draft_model", "eagle3"),),
+    "drafter.train_mtp": (_drafted_by("mtp"),),
     "reference.path": (_reference_path,),
     "teacher.path": (_teacher_path,),
     "reward_model": (_sampled(),),

@@ -230,7 +230,8 @@ def first_change(recorded: Settings, settings: Settings) -> str:
 def _rule_under(recorded: Settings, key: str) -> int:
     """Rule of a key, which may depend on others: of the number of steps on a schedule that decays with it, of that of
     drafted tokens on a head that learns to draft them."""
-    if key == _DRAFTED and recorded.get("drafter.path") and recorded.get(_METHOD) == "eagle3":
+    learns = recorded.get("drafter.path") or recorded.get("drafter.train_mtp")
+    if key == _DRAFTED and learns and recorded.get(_METHOD) in ("eagle3", "mtp"):
         return _WHILE_REDOING
     if key != "training.steps":
         return _rule(key)

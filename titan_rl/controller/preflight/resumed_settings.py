@@ -87,8 +87,9 @@ def _jumps(recorded: dict[str, Any], checked: Checked, step: int) -> list[str]:
         return []
     lines = _jump("", earlier, was, checked.config, now, step)
     for role in learned_roles(checked.config, checked.algorithm.needs):
-        if role == DRAFTER and not earlier.drafter.path:
-            lines.append(f"drafter: there was none up to step {step}; it begins as {checked.config.drafter.path}")
+        if role == DRAFTER and not earlier.drafter.learns:
+            begins = checked.config.drafter.path or f"the layer of {checked.config.model.path}"
+            lines.append(f"drafter: none learned up to step {step}; it begins as {begins}")
             continue
         then = learned_titan(earlier, was, role), learned_titan(checked.config, now, role)
         lines += _jump(f"{role}.", earlier, then[0], checked.config, then[1], step)

@@ -26,14 +26,15 @@ from titan_rl.environments.rollout.decoding import PENALTIES, changed
 from titan_rl.models.builtin.made import config_of, image_processor_at, made_tokenizer
 from titan_rl.models.families.registry import Family
 from titan_rl.models.layers.rope import num_positions
-from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
+from titan_rl.models.spec import model_spec, parameter_names, prediction_layer_spec, read_hf_config, spec_of
 from titan_rl.models.value_head import check_has_classifier, check_value_weights, value_spec
 from titan_rl.models.weights.hf_weights import check_weights
-from titan_rl.trainer.model.layout import check_layout, check_products
+from titan_rl.trainer.model.layout import check_layout, check_products, check_uncut
 from titan_rl.trainer.roles.names import DRAFTER, FROZEN, learned_roles, num_words
 from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan, role_titan
 from titan_rl.trainer.titan_limits import check_length, check_patterns
 
+_TRAIN_MTP = "drafter.train_mtp = true"
 _OTHER_DRAFTS = ("eagle-", "eagle3", "dflash", "dspark")
 """Words by which vLLM 0.32 tells other kinds of drafts from draft models, in whatever folder they stand."""
 
@@ -56,17 +57,21 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None, tas
     learned = learned_roles(config, algorithm.needs)
     if len(learned) > 1:
         raise ConfigError(
-            f"drafter.path = {config.drafter.path!r}: algorithm.name = {config.algorithm.name!r} needs a model "
+            f"{_drafter_setting(config)}: algorithm.name = {config.algorithm.name!r} needs a model "
             f"that learns, too ({learned[0]}), and one model learns beside the policy: leave it out, or take another "
             f"algorithm"
         )
     for role in learned:
         _check_learned(config, role, family)
-    if config.drafter.path and config.sends_adapters:
+    if config.drafter.learns and config.sends_adapters:
         raise ConfigError(
-            f"drafter.path = {config.drafter.path!r}: generators are sent adapters alone; set lora.sync = 'merged', or "
-            f"leave it out"
+            f"{_drafter_setting(config)}: generators are sent adapters alone; set lora.sync = 'merged', or leave it out"
         )
+
+
+def _drafter_setting(config: Config) -> str:
+    """Of the drafter that learns."""
+    return f"drafter.path = {config.drafter.path!r}" if config.drafter.path else _TRAIN_MTP
 
 
 def _check_taught(config: Config) -> None:
@@ -184,6 +189,8 @@ def _check_learned(config: Config, role: str, family: Family | None) -> None:
             f"lower it, or raise training.steps"
         )
     check_length(titan.lr_scheduler, steps * config.algorithm.updates_per_batch, f"{role}.lr_scheduler")
+    if role == DRAFTER and config.drafter.train_mtp:
+        _check_prediction_layer(config, titan, config_of(config.model.path, family))
     if path := settings.path:
         try:
             spec = model_spec(path, family)
@@ -198,6 +205,21 @@ def _check_learned(config: Config, role: str, family: Family | None) -> None:
     _check_groups(config, role, titan, family)
     if role == "critic" and family is None:
         _check_classifier(role, config)
+
+
+def _check_prediction_layer(config: Config, titan: TitanConfig, policy: PreTrainedConfig) -> None:
+    """Errors: ConfigError where the policy's own layer cannot learn, or could not be written."""
+    if (count := policy.num_nextn_predict_layers) != 1:
+        raise ConfigError(
+            f"{_TRAIN_MTP}: the policy has {count} layers for multi-token prediction (num_nextn_predict_layers), and "
+            f"one alone can learn; leave it out"
+        )
+    if config.checkpoint.export_quantization != "none":
+        raise ConfigError(
+            f"{_TRAIN_MTP} and checkpoint.export_quantization = {config.checkpoint.export_quantization!r}: that layer "
+            f"is not written in FP8; leave one of them out"
+        )
+    check_uncut(titan.parallelism, "a layer for multi-token prediction that learns, nor its policy")
 
 
 def _check_shares_embeddings(path: str) -> None:
@@ -223,7 +245,11 @@ def _check_groups(config: Config, role: str, titan: TitanConfig, family: Family 
     groups, path = titan.optimizer.param_groups, getattr(config, role).path
     if [group.pattern for group in groups] == [".*"]:
         return
-    spec = model_spec(path, family) if path else spec_of(config_of(config.model.path, family), "", family)
+    policy = config_of(config.model.path, family)
+    if role == DRAFTER and config.drafter.train_mtp:
+        spec = prediction_layer_spec(policy)
+    else:
+        spec = model_spec(path, family) if path else spec_of(policy, "", family)
     spec = value_spec(spec) if role == "critic" else spec
     check_patterns(groups, parameter_names(spec), section=f"{role}.optimizer")
 

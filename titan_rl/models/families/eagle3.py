@@ -6,20 +6,15 @@ token before; it predicts the token after, as the policy does there:
     policy's states at t-1 ─▶ fc ─▶ hidden ─┐
     embedding of token t ───────────────────┴▶ layer ─▶ hidden at t ─▶ norm ─▶ head ─▶ token t+1
 
-For the next token that it drafts, its own hidden state stands in the place of the policy's, which are not there yet.
-Its attention sees what an engine has then: keys and values of the policy's states for the text, and its own for the
-tokens of the draft. All drafts of a row are made at once: the second token of a draft, at each place, behind the first
-that was drafted at the place before, and so on ("training-time test", section 3.2).
+How the tokens behind it are drafted is in drafting.py.
 
-Dimensions: B rows, L tokens of a row, T = B L, D features, S chosen positions; N query heads, G heads of keys, H head
-size; M segments of a block, Q queries and K keys of each; J tokens of a draft.
+Dimensions: B rows, L tokens of a row, D features, S chosen positions.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torchtitan.models.common import Linear
 from torchtitan.models.common.attention import QKVLinear
 from torchtitan.models.common.decoder import TransformerBlock
@@ -29,10 +24,10 @@ from torchtitan.protocols.model import BaseModel
 from transformers import PreTrainedConfig
 
 from titan_rl.config.model_directory.draft_heads import EMBEDDING, NUM_STATES, TABLES
-from titan_rl.models.layers.attention import BlockPlan, PackedAttention, gather
-from titan_rl.models.layers.cpu_attention import scaled_dot_product_attention
+from titan_rl.models.families.drafting import DraftAttention, DraftDecoder, DraftPlan, PolicyStates
+from titan_rl.models.layers.attention import BlockPlan
 from titan_rl.models.layers.cpu_products import with_lean_linears
-from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
+from titan_rl.models.layers.decoder import decoder_config
 from titan_rl.models.layers.layer_configs import FROM_FILE, layer_config, norm
 from titan_rl.models.weights.names import Names
 
@@ -46,110 +41,6 @@ _LAYER = {
     "hidden_norm": "hidden_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-
-
-_UNSEEN = -1e9
-"""Score of a key that is not there; a finite one, since other keys multiply it by zero."""
-
-
-@dataclass(frozen=True)
-class PolicyStates:
-    """What a draft head reads of the policy, for the tokens of a row."""
-
-    embedded_BLD: torch.Tensor
-    hidden_BLD: torch.Tensor
-    """The policy's hidden states side by side, [B, L, 3 D]."""
-    before_L: torch.Tensor
-    """The place in the row of the token before each; that of a text's first token is its own."""
-    has_before_L: torch.Tensor
-
-
-@dataclass(frozen=True)
-class DraftPlan:
-    """Attention of one token of a draft, at every place of a row."""
-
-    plan: BlockPlan
-    """Of the text."""
-    places: list[torch.Tensor]
-    """The place of the token m before each, for m = 0, 1, ..."""
-    has_before_T: torch.Tensor
-    """Whether a text has a token before each."""
-    number: int
-    """Of the token in its draft, from 0."""
-    drafted: list[tuple[torch.Tensor, torch.Tensor] | None]
-    """Keys and values [T, G, H] of each token of the draft at every place, of which attention fills in its own."""
-
-    def own(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Keys, values and presence [T] of the draft's tokens behind the first, as seen from each place."""
-        seen = zip(self.drafted[1 : self.number + 1], reversed(self.places[: self.number]), strict=True)
-        return [(each[0][at_T], each[1][at_T], self.has_before_T[at_T]) for each, at_T in seen if each is not None]
-
-
-class DraftAttention(PackedAttention):
-    """Attention to the text up to the draft's first token, and to the draft's own tokens behind that.
-
-    A draft's tokens become keys that all queries have in common by one more feature each: a query has its score there,
-    and the value gives back the probability, which weighs the token's own value.
-    """
-
-    _FEATURES = 8  # kernels want head sizes that are multiples of it
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(PackedAttention.Config):
-        pass
-
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (a draft's plan is another one)
-        self,
-        q_BLNH: torch.Tensor,
-        k_BLNH: torch.Tensor,
-        v_BLNH: torch.Tensor,
-        *,
-        attention_masks: DraftPlan,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        **_: Any,
-    ) -> torch.Tensor:
-        drafting = attention_masks
-        q_TNH, k_TGH, v_TGH = (x_BLNH.flatten(0, 1) for x_BLNH in (q_BLNH, k_BLNH, v_BLNH))
-        drafting.drafted[drafting.number] = k_TGH, v_TGH
-        scale = float(self.scale or scale or q_TNH.shape[-1] ** -0.5)
-        if not drafting.number:
-            keywords: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-            out_TNH = self._attention(q_TNH, k_TGH, v_TGH, drafting.plan, slice(None), **keywords)
-        else:
-            out_TNH = self._behind_the_text(q_TNH, drafting, scale)
-        return out_TNH.view(q_BLNH.shape)
-
-    def _behind_the_text(self, q_TNH: torch.Tensor, drafting: DraftPlan, scale: float) -> torch.Tensor:
-        text = drafting.drafted[0]
-        assert text is not None, "the first token comes first"
-        k_TGH, v_TGH = text
-        (heads, size), groups = q_TNH.shape[1:], k_TGH.shape[1]
-        own, repeats = drafting.own(), heads // groups
-        more = -(-len(own) // self._FEATURES) * self._FEATURES
-        scores = [(q_TNH * key_TGH.repeat_interleave(repeats, dim=1)).sum(-1) for key_TGH, _, _ in own]
-        are_there_TJ = torch.stack([is_there_T for _, _, is_there_T in own], dim=-1)
-        score_TNJ = torch.stack(scores, dim=-1).masked_fill(~are_there_TJ[:, None], _UNSEEN)
-        q_TNE = torch.cat([q_TNH, F.pad(score_TNJ, (0, more - len(own)))], dim=-1)
-        k_TGE, v_TGE = (F.pad(x_TGH, (0, more)) for x_TGH in text)
-        own_JE = F.pad(torch.eye(len(own), more, device=q_TNH.device, dtype=q_TNH.dtype), (size, 0))
-        outputs = []
-        for block in drafting.plan.blocks:
-            own_MGJE = own_JE.expand(len(block.key_DK), groups, -1, -1)
-            out_MNQE = scaled_dot_product_attention(
-                gather(q_TNE, block.query_DQ),
-                torch.cat([gather(k_TGE, block.key_DK), own_MGJE], dim=2),
-                torch.cat([gather(v_TGE, block.key_DK), own_MGJE], dim=2),
-                attn_mask=F.pad(block.sees_before(drafting.number), (0, len(own)), value=True)[:, None],
-                scale=scale,
-                enable_gqa=repeats > 1,
-            )
-            outputs.append(out_MNQE.transpose(1, 2).flatten(0, 1))
-        out_TNE = torch.cat(outputs).index_select(0, drafting.plan.output_T)
-        out_TNH = out_TNE[..., :size]
-        for number, (_, value_TGH, _) in enumerate(own):
-            out_TNH = out_TNH + out_TNE[..., size + number, None] * value_TGH.repeat_interleave(repeats, dim=1)
-        return out_TNH
 
 
 class Eagle3Block(TransformerBlock):
@@ -176,7 +67,7 @@ class Eagle3Block(TransformerBlock):
         return hidden_BLD + self.feed_forward(self.ffn_norm(hidden_BLD))
 
 
-class Eagle3Head(PackedDecoder, Llama3Model):
+class Eagle3Head(DraftDecoder, Llama3Model):
     """Statistics of tokens as they are drafted, averaged over the first, second, ... token of a draft."""
 
     @dataclass(kw_only=True, slots=True)
@@ -198,25 +89,14 @@ class Eagle3Head(PackedDecoder, Llama3Model):
         *,
         states: PolicyStates,
         num_drafts: int,
+        target_S: torch.Tensor,
         **statistics: Any,
     ) -> torch.Tensor:
         """Means of log-probabilities and entropies, [2, S], of ``num_drafts`` tokens that are drafted one by one."""
         assert logit_index_S is not None and attention_masks is not None, "rows are packed, and positions chosen"
-        places = [torch.arange(tokens.shape[1], device=tokens.device)]
-        for _ in range(num_drafts):
-            places.append(states.before_L[places[-1]])
-        drafted: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * num_drafts
-        policy_BLD, outputs = self.fc(states.hidden_BLD), []
-        hidden_BLD = policy_BLD
-        for number in range(num_drafts):
-            plan = DraftPlan(attention_masks, places, states.has_before_L, number, drafted)
-            before_BLD = hidden_BLD[:, states.before_L]
-            drafted_BLD = self.layers["0"](states.embedded_BLD, before_BLD, plan, positions)
-            # of a text's first token a head has no state of its own
-            hidden_BLD = torch.where(states.has_before_L[:, None], drafted_BLD, policy_BLD)
-            chosen_SD = hidden_BLD.flatten(0, 1).index_select(0, logit_index_S)
-            outputs.append(self.lm_head(self.norm(chosen_SD), **statistics))
-        return torch.stack(outputs).mean(0)
+        policy_BLD = self.fc(states.hidden_BLD)
+        drafts = self.drafts(policy_BLD, states, attention_masks, positions, logit_index_S, num_drafts)
+        return self.mean_statistics(self.lm_head, drafts, target_S, **statistics)
 
 
 class Eagle3Names(Names):

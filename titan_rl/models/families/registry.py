@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 from titan_rl.config.load import ConfigError
 from titan_rl.config.model_directory.draft_heads import is_draft_head
 from titan_rl.config.plugins import resolve
-from titan_rl.models.families import deepseek_v3, eagle3, gemma3, glm4, gpt_oss, olmo2, phi3, qwen2_5_vl, qwen3_5
+from titan_rl.models.families import deepseek_v3, eagle3, gemma3, glm4, gpt_oss, mtp, olmo2, phi3, qwen2_5_vl, qwen3_5
 from titan_rl.models.layers import layer_configs
 from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
 from titan_rl.models.layers.moe import ExpertBlock, moe_config
@@ -124,6 +124,10 @@ FAMILIES = {
     "qwen3_moe": Family(partial(_qwen3_config, block=ExpertBlock, moe=moe_config), parallelize_qwen3),
 }
 """By ``model_type``."""
+PREDICTION_LAYERS = {
+    "glm4_moe": Family(mtp.prediction_layer_config, parallelize_qwen3, mtp.PredictionNames, required={}),
+}
+"""Of the layers for multi-token prediction by which policies may draft, by the policy's ``model_type``."""
 _EAGLE3 = Family(eagle3.eagle3_config, parallelize_llama, eagle3.Eagle3Names)
 
 

@@ -35,8 +35,8 @@ class Float32Head(Linear):
     With targets, it returns their log-probabilities and the entropies, [2, S] in fp32, from logits in tiles; below
     them, if they are asked for, the log-probabilities of ``words_SK`` [K, S], or the ``num_likeliest`` words (as
     numbers, exact up to 2^24) and their log-probabilities [2K, S]. With a mask, of the distributions that it leaves,
-    and with penalties, of penalized logits; then without any such words. This is done here since FSDP gathers a
-    module's weight only for the module's own forward.
+    and with penalties, of penalized logits; then without any such words. ``is_frozen``: the weight gets no gradient.
+    This is done here since FSDP gathers a module's weight only for the module's own forward.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -57,13 +57,14 @@ class Float32Head(Linear):
         num_likeliest: int = 0,
         mask: SamplingMask | None = None,
         penalties: LogitPenalties | None = None,
+        is_frozen: bool = False,
     ) -> torch.Tensor:
         if target_S is None:
             return F.linear(input.float(), self.weight.float())
         has_words = words_SK is not None or num_likeliest > 0
         assert mask is None or not has_words, "words besides the targets may be among those that a mask leaves out"
         assert penalties is None or not has_words, "words besides the targets are not penalized"
-        weight = self.weight
+        weight = self.weight.detach() if is_frozen else self.weight
         spread: dict[str, Any] = {}
         if isinstance(weight, DTensor):  # sharded over tensor-parallel ranks as torch.chunk splits
             mesh = weight.device_mesh
@@ -127,8 +128,8 @@ class PackedDecoder(Decoder):
         ``tokens``: [B, L], or the output of the stage before. With a route for ``logit_index_S``, of the positions
         that it leads here. With ``statistics`` (the keyword arguments of
         the head, such as ``target_S``): log-probabilities and entropies [2, S] instead. With ``hidden_before``: the
-        embedded tokens and the inputs of these layers, side by side [B, L, (1 + layers) D], and nothing is computed
-        behind them.
+        embedded tokens and the inputs of these layers, or the head's, which has the number behind the last, side by
+        side [B, L, (1 + layers) D], and nothing is computed behind them.
         """
         hidden = self._enter(tokens)
         states = [hidden]
@@ -141,6 +142,8 @@ class PackedDecoder(Decoder):
             hidden = layer(hidden, plan, positions)
         if self.lm_head is None:
             return _local(hidden)
+        if hidden_before:
+            return torch.cat([*states, self.norm(hidden)], dim=-1)
         if self.tp_mesh is not None:
             hidden = _local(self.norm(hidden))  # the norm gathers the sequence
             return _local(self.lm_head(_select(hidden, logit_index_S), **statistics))

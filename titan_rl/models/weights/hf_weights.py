@@ -16,10 +16,11 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.model_directory.directory import belonging_files, stored_tensors, weight_files
+from titan_rl.config.model_directory.draft_heads import COUNTS, is_prediction_layer
 from titan_rl.config.model_directory.safetensors_files import StoredTensor
 from titan_rl.config.model_directory.weight_checks import check_names
 from titan_rl.data.storage.files import sampled_checksum, wanting
-from titan_rl.models.weights.prediction_layers import COUNTS, is_prediction_layer, numbers_of
+from titan_rl.models.weights.prediction_layers import numbers_of
 from titan_rl.models.weights.quantized_files import Quantizer, is_linear
 from titan_rl.models.weights.shards import Shard, decoder_of, expected_shapes
 

@@ -1,6 +1,5 @@
 """Layers for multi-token prediction, behind a model's own: transformers leaves them out, and vLLM may draft by them."""
 
-import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -8,28 +7,15 @@ import torch
 from safetensors import safe_open
 from torchtitan.protocols.model_spec import ModelSpec
 
-from titan_rl.config.model_directory.directory import read_object, stored_tensors
+from titan_rl.config.model_directory.directory import stored_tensors
+from titan_rl.config.model_directory.draft_heads import SHARED_WEIGHTS, is_prediction_layer, layer_of, prediction_layers
 from titan_rl.config.model_directory.weight_checks import check_names
 from titan_rl.models.weights.shards import decoder_of, expected_shapes
 
-COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")
-"""Keys of config.json for their number."""
-_OF_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
-_APART = "mtp."
-"""Begin of their names where they are not numbered with the model's layers."""
-
-
-def is_prediction_layer(name: str, numbers: range) -> bool:
-    """Whether a tensor is part of such a layer. ``numbers``: of those layers."""
-    layer = _OF_LAYER.match(name)
-    return name.startswith(_APART) or (layer is not None and int(layer[1]) in numbers)
-
 
 def numbers_of(spec: ModelSpec, path: str | Path) -> range:
-    """Numbers of these layers in a directory, by its config.json."""
-    config, first = read_object(Path(path) / "config.json"), len(decoder_of(spec).layers)
-    count = next((config[key] for key in COUNTS if key in config), None)
-    return range(first, first + count if type(count) is int else first)
+    """Numbers of these layers in a directory."""
+    return prediction_layers(path, len(decoder_of(spec).layers))
 
 
 def read_prediction_layers(spec: ModelSpec, path: str | Path) -> dict[str, torch.Tensor]:
@@ -55,8 +41,7 @@ def check_prediction_layers(spec: ModelSpec, path: str | Path) -> None:
     of_layer = {name.removeprefix(last): shape for name, shape in shapes.items() if name.startswith(last)}
     of_layer |= dict.fromkeys(("enorm.weight", "hnorm.weight", "shared_head.norm.weight"), (width,))
     of_layer |= {"eh_proj.weight": (width, 2 * width)}
-    of_policy = dict.fromkeys(("embed_tokens.weight", "shared_head.head.weight"), words)
     stored = {name: each for name, each in stored_tensors(path).items() if is_prediction_layer(name, numbers)}
     expected = {f"model.layers.{number}.{name}": shape for number in numbers for name, shape in of_layer.items()}
-    expected |= {name: of_policy[rest] for name in stored if (rest := _OF_LAYER.sub("", name)) in of_policy}
+    expected |= {name: words for name in stored if (layer := layer_of(name)) is not None and layer[1] in SHARED_WEIGHTS}
     check_names(stored, expected, is_tied=False)

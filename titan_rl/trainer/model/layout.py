@@ -51,9 +51,9 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: F
     """Check a layout against a model. Errors: ConfigError with the reason and what to change."""
     experts = getattr(hf, "num_experts", 0) or getattr(hf, "num_local_experts", 0)
     if hf.model_type in VISION:
-        _check_uncut(parallelism, "a model that sees images")
+        check_uncut(parallelism, "a model that sees images")
     if is_draft_head(hf.architectures):
-        _check_uncut(parallelism, "a draft head that learns, nor its policy")
+        check_uncut(parallelism, "a draft head that learns, nor its policy")
     if parallelism.tensor_parallel_degree > 1:
         _check_tensor_parallel(hf, parallelism, experts)
     if parallelism.pipeline_parallel_degree > 1:
@@ -63,7 +63,8 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig, family: F
     _check_experts(hf, parallelism, experts)
 
 
-def _check_uncut(parallelism: ParallelismConfig, what: str) -> None:
+def check_uncut(parallelism: ParallelismConfig, what: str) -> None:
+    """Errors: ConfigError for a layout of more than data-parallel ranks."""
     for kind in ("tensor", "pipeline", "context"):
         if (degree := getattr(parallelism, f"{kind}_parallel_degree")) > 1:
             raise ConfigError(

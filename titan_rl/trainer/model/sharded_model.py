@@ -128,6 +128,8 @@ class ShardedModel:
         """Tensors of the directory that are saved as they are."""
         self._routing_counts = torch.zeros(2, dtype=torch.int64, device=device)
         self.adapters: Adapters | None = None
+        self.prediction_layer: ShardedModel | None = None
+        """The model's own layer for multi-token prediction, if that is trained; else it is saved as it was."""
         self.load(path)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
 
@@ -348,12 +350,16 @@ class ShardedModel:
         the engines' dtype beside a ``quantizer``."""
         if quantizer is not None and dtype == "auto":
             dtype = str(quantizer.dtype).removeprefix("torch.")
-        what = self.shards(), self.path, Path(out), export_dtypes(self.spec, self.dtypes, dtype), self.device
+        shards, dtypes, layer = self.shards(), self.dtypes, self.prediction_layer
+        if layer is not None:
+            shards, dtypes = shards + layer.shards(), dtypes | layer.dtypes
+        what = shards, self.path, Path(out), export_dtypes(self.spec, dtypes, dtype), self.device
         if has_value_head(self.spec):
             save_value_model(*what)
         else:
-            is_whole = quantizer is None and not dist.get_rank()  # in FP8 all linear layers would be taken for such
-            further = read_prediction_layers(self.spec, self.path) if is_whole else {}
+            # in FP8 all linear layers would be taken for such
+            keeps = quantizer is None and layer is None and not dist.get_rank()
+            further = read_prediction_layers(self.spec, self.path) if keeps else {}
             save_hf(*what, quantizer, further | self.tables)
         if self.chat_template and not dist.get_rank():
             write_template(Path(out), self.chat_template)

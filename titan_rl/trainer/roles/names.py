@@ -18,7 +18,7 @@ WORDS = "teacher_words_SK"
 SCORING = ("critic", "implicit_reward")
 """Roles that learn, by the algorithm's needs, and whose outputs are part of the policy's advantages."""
 DRAFTER = "drafter"
-"""The engines' draft model, which no algorithm asks for: it learns where the run names its directory."""
+"""What engines draft by, which no algorithm asks for: it learns where the run says so."""
 LEARNED = (*SCORING, DRAFTER)
 """Roles that learn beside the policy (trainer/roles/learned/role.py), which are sections of the TOML, too."""
 MAY_BE_OWN = (*FROZEN, *SCORING)
@@ -49,7 +49,7 @@ def role_paths(config: Config, role: str, model_path: str | Path, initial_policy
 
 def learned_roles(config: Config, needs: Needs) -> list[str]:
     """Learned roles that a run asks for, of which it can have one (controller/preflight/role_checks.py)."""
-    return [role for role in SCORING if getattr(needs, role)] + ([DRAFTER] if config.drafter.path else [])
+    return [role for role in SCORING if getattr(needs, role)] + ([DRAFTER] if config.drafter.learns else [])
 
 
 def learned_role(config: Config, needs: Needs) -> str | None:

@@ -110,7 +110,7 @@ def _by_itself(place: torch.Tensor) -> torch.Tensor:
 def spares_memory(config: Config, needs: Needs) -> bool:
     """Whether a CPU rank does without the copy (``SnapshotsInPlace``): if there is one update from a snapshot to the
     next, checkpoints to fall back to, and one host, since what another host copies is late."""
-    has_role = needs.critic or needs.implicit_reward or config.drafter.path
+    has_role = needs.critic or needs.implicit_reward or config.drafter.learns
     has_one_update = config.algorithm.updates_per_batch == 1 and not has_role
     is_each_kept = has_one_update and config.recovery.snapshot_every == 1
     return is_each_kept and bool(config.checkpoint.every) and not config.hosts.is_on

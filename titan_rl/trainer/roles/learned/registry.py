@@ -7,7 +7,7 @@ from torchtitan.distributed import ParallelDims
 
 from titan_rl.algorithms.base import Needs
 from titan_rl.config.sections.schema import Config
-from titan_rl.trainer.model.draft_head import DraftHead
+from titan_rl.trainer.model.draft_head import HEADS
 from titan_rl.trainer.model.sharded_model import ShardedModel
 from titan_rl.trainer.roles.learned.bridge import Bridge
 from titan_rl.trainer.roles.learned.client import LearnedRoleClient
@@ -45,8 +45,8 @@ def make_learned_role(
     if bridge is not None:
         return LearnedRoleClient(config, role, bridge, reports=reports)
     path = getattr(config, name).path or model_path
-    if name == DRAFTER and config.generator.speculative.method == "eagle3":
-        model = DraftHead(config, titan, parallel_dims, policy.device, path, policy)
+    if name == DRAFTER and (head := HEADS.get(config.generator.speculative.method)):
+        model = head(config, titan, parallel_dims, path, policy)
     else:
         model = sharded(path, head=role.head)
     return role(config, titan, model, parallel_dims, before_update)
