@@ -207,10 +207,10 @@ def test_wrong_classes(make, text, said):
     [
         ("return rollouts[0].rewrad", "AttributeError: 'Rollout' object has no attribute 'rewrad' (users_algorithm_"),
         ("return [1.0]", "one for each of 4 rollouts is wanted, not 1 of them"),
-        ("return None", "not a NoneType"),
-        ("return ['a'] * 4", "must be a number or an array of 1 (the tokens that the model wrote), not a str"),
-        ("return [[1.0]] * 4", "not a list"),
-        ("return [torch.tensor(1.0)] * 4", "not a Tensor"),
+        ("return None", "not NoneType"),
+        ("return ['a'] * 4", "must be a number or an array of 1 (the tokens that the model wrote), not str"),
+        ("return [[1.0]] * 4", "not list"),
+        ("return [torch.tensor(1.0)] * 4", "not Tensor"),
         ("return [np.ones(3)] * 4", "not an array (3,) of float64"),
         ("return [np.zeros(r.num_model_tokens, str) for r in rollouts]", "of <U1"),
         ("return [float('nan')] * 4", "advantages of four samples with unequal rewards must be finite, and are [nan"),
@@ -233,12 +233,12 @@ SUM = "(inputs.logprob_S * inputs.weight_S).sum()"
     [
         ("return undefined", "loss: NameError: name 'undefined' is not defined (users_algorithm_"),
         ("return inputs.logprob_S - inputs.reference_logprob_S, {}", "TypeError"),
-        (f"return {SUM}", "loss must return (loss, metrics), not a Tensor"),
+        (f"return {SUM}", "loss must return (loss, metrics), not Tensor"),
         (
             "return inputs.logprob_S, {}",
-            "loss must be a scalar tensor, not a Tensor of shape (8,): sum over",
+            "loss must be a scalar tensor, not Tensor of shape (8,): sum over",
         ),
-        ("return 1.0, {}", "loss must be a scalar tensor, not a float"),
+        ("return 1.0, {}", "loss must be a scalar tensor, not float"),
         ("return inputs.weight_S.sum(), {}", "loss has no gradient for logprob_S"),
         (f"return {SUM}.detach(), {{}}", "loss has no gradient for logprob_S"),
         ("return torch.zeros((), requires_grad=True) * 2, {}", "loss has no gradient for logprob_S"),
@@ -250,10 +250,10 @@ SUM = "(inputs.logprob_S * inputs.weight_S).sum()"
             "gradient of loss must be",
         ),
         ("return inputs.logprob_S.sum(), {}", "loss of a token of weight 0 must be 0"),
-        (f"return {SUM}, 3", "the second value of loss must be a dict of sums, not a int"),
+        (f"return {SUM}, 3", "the second value of loss must be a dict of sums, not int"),
         (f"return {SUM}, {{3: inputs.weight_S.sum()}}", "a metric by the name 3"),
-        (f"return {SUM}, {{'mean': 3.0}}", "the metric 'mean' of loss must be a scalar tensor, not a float"),
-        (f"return {SUM}, {{'ratio': inputs.logprob_S}}", "not a Tensor of shape (8,)"),
+        (f"return {SUM}, {{'mean': 3.0}}", "the metric 'mean' of loss must be a scalar tensor, not float"),
+        (f"return {SUM}, {{'ratio': inputs.logprob_S}}", "not Tensor of shape (8,)"),
         (f"return {SUM}, {{'ratio': inputs.logprob_S.exp().mean()}}", "the metric 'ratio' counts tokens of weight 0"),
         (
             f"return {SUM}, {{f'n{{len(inputs.weight_S)}}': {SUM}}}",
@@ -290,7 +290,7 @@ REFINED = "return Refined(inputs.advantage_S)"
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("return inputs.advantage_S", "refine must return a Refined, not a Tensor"),
+        ("return inputs.advantage_S", "refine must return a Refined, not Tensor"),
         (
             "return Refined(inputs.advantage_S.sum())",
             "refine's advantage_S must be a tensor with a number for each of 8",

@@ -138,7 +138,7 @@ def _refined(algorithm: Algorithm, prefix: str, inputs: LossInputs) -> LossInput
     with torch.no_grad():
         refined = _call(f"{prefix}: refine", algorithm.refine, _summed(algorithm, prefix, replace(inputs, **unknown)))
     if not isinstance(refined, Refined):
-        raise ConfigError(f"{prefix}: refine must return a Refined, not a {type(refined).__name__}")
+        raise ConfigError(f"{prefix}: refine must return a Refined, not {type(refined).__name__}")
     for name, column in vars(refined).items():
         if column is None and name == "return_S":
             continue
@@ -175,7 +175,7 @@ def _loss_and_gradient(
     entropy_S = inputs.entropy_S.clone().requires_grad_(algorithm.needs.entropy_gradient)
     answer = _call(f"{prefix}: loss", algorithm.loss, replace(inputs, entropy_S=entropy_S, **{name: leaf_S}))
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise ConfigError(f"{prefix}: loss must return (loss, metrics), not a {type(answer).__name__}")
+        raise ConfigError(f"{prefix}: loss must return (loss, metrics), not {type(answer).__name__}")
     loss, metrics = answer
     _check_scalar(f"{prefix}: loss", loss)
     _check_metrics(prefix, metrics)
@@ -199,12 +199,12 @@ def _gradient(prefix: str, name: str, loss: torch.Tensor, leaf_S: torch.Tensor) 
 def _check_scalar(what: str, value: Any) -> None:
     if not isinstance(value, torch.Tensor) or value.shape != ():
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
-        raise ConfigError(f"{what} must be a scalar tensor, not a {type(value).__name__}{shape}: sum over the tokens")
+        raise ConfigError(f"{what} must be a scalar tensor, not {type(value).__name__}{shape}: sum over the tokens")
 
 
 def _check_metrics(prefix: str, metrics: Any) -> None:
     if not isinstance(metrics, dict):
-        raise ConfigError(f"{prefix}: the second value of loss must be a dict of sums, not a {type(metrics).__name__}")
+        raise ConfigError(f"{prefix}: the second value of loss must be a dict of sums, not {type(metrics).__name__}")
     for name, value in metrics.items():
         if not isinstance(name, str):
             raise ConfigError(f"{prefix}: loss returns a metric by the name {name!r}: names are strings")

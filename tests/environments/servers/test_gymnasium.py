@@ -196,7 +196,7 @@ def test_what_it_raises_is_an_infra_error_by_name(answer, words, folder):
     ("name", "options", "words"),
     [
         ("Nothing-v0", {}, ["Nothing"]),
-        ("Grid-v0", {}, ["shows a dict", "task.options.observation"]),
+        ("Grid-v0", {}, ["of type dict", "task.options.observation"]),
         ("Grid-v0", dict(observation="bord"), ["'bord'", "'board'"]),
         ("Grid-v0", dict(observation="board", settings={"space": "box"}), ["Box", "task.options.action"]),
         ("Grid-v0", dict(observation="board", actions=["up"]), ["task.options.actions has 1 names"]),

@@ -152,7 +152,7 @@ def checked_advantages(algorithm: Algorithm, rollouts: list[Rollout]) -> list[fl
     Errors: ValueError for wrong counts or shapes; whatever the algorithm raises."""
     values = algorithm.advantages(rollouts)
     if not isinstance(values, Sequence | np.ndarray) or len(values) != len(rollouts):
-        what = f"{len(values)} of them" if isinstance(values, Sequence | np.ndarray) else f"a {type(values).__name__}"
+        what = f"{len(values)} of them" if isinstance(values, Sequence | np.ndarray) else type(values).__name__
         raise ValueError(f"a list or array with one for each of {len(rollouts)} rollouts is wanted, not {what}")
     return [_advantage(value, rollout) for value, rollout in zip(values, rollouts, strict=True)]
 
@@ -163,7 +163,7 @@ def _advantage(value: Any, rollout: Rollout) -> float | np.ndarray:
     count = rollout.num_model_tokens
     if isinstance(value, np.ndarray) and value.shape == (count,) and value.dtype.kind in "fiub":
         return value
-    what = f"an array {value.shape} of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    what = f"an array {value.shape} of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
     raise ValueError(f"each must be a number or an array of {count} (the tokens that the model wrote), not {what}")
 
 

@@ -113,8 +113,9 @@ class GymnasiumTask(SteppedTask):
         if self._text is not None:
             return self._text(observation)
         if not isinstance(observation, str):
+            kind = type(observation).__name__
             raise EnvironmentFailed(
-                f"it shows a {type(observation).__name__} and no text: set task.options.observation to 'render', to a "
+                f"it shows an observation of type {kind} and no text: set task.options.observation to 'render', to a "
                 f"field of it or to a function"
             )
         return as_text(observation)
