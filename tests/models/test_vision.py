@@ -4,12 +4,15 @@ import io
 import json
 import shutil
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from batches import VOCABULARY
+from layout_ranks import EPS, Layout, parallelism, run_layouts, whole_tensors
 from parity import TOLERANCE, distance, learner_of
 from PIL import Image
 from safetensors.torch import load_file
@@ -28,6 +31,7 @@ from titan_rl.models.spec import read_hf_config
 from titan_rl.models.weights.shards import is_adapter
 from titan_rl.trainer.model.layout import check_layout
 from titan_rl.trainer.model.lora_checks import check_lora
+from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -72,9 +76,9 @@ def samples_of(processor: ImageProcessor) -> list[list[Sample]]:
     return groups
 
 
-def packed(groups: list[list[Sample]], share_prefix: bool = True) -> Batch:
+def packed(groups: list[list[Sample]], share_prefix: bool = True, num_ranks: int = 1) -> Batch:
     weigh = lambda part: token_weights(part, "token", 16)  # noqa: E731
-    return pack(groups, num_ranks=1, row_tokens=100, share_prefix=share_prefix, weigh=weigh)
+    return pack(groups, num_ranks=num_ranks, row_tokens=100, share_prefix=share_prefix, weigh=weigh)
 
 
 @torch.no_grad()
@@ -140,6 +144,37 @@ def test_the_tower_is_trained_and_comes_back_bit_for_bit(model, processor, tmp_p
     learner.forward_backward(packed(samples_of(processor)).rows[0])
     for name, parameter in learner.model_parts[0].named_parameters():
         assert float(parameter.grad.abs().max()) > 0, name
+
+
+@dataclass
+class Trained:
+    weights: dict[str, torch.Tensor]
+    losses: list[float]
+    shows: list[bool]
+    """Of each rank: whether its rows have images."""
+
+
+def two_steps(layout: Layout, models: Path, out: Path) -> Trained:
+    tables = {"optimizer": {"lr": 1e-3, "eps": EPS}, "parallelism": dict(layout.parallelism)}
+    config = load_config(None, tables)
+    learner = Learner(config, build_titan(config), models / layout.model)
+    groups, (rank, ranks) = samples_of(image_processor(models / layout.model)), (dist.get_rank(), dist.get_world_size())
+    batch = packed(groups[:2], num_ranks=ranks)
+    losses = [learner.train_step([batch.rows[rank]], [True])[0].loss for _ in range(2)]
+    shows = [None] * ranks
+    dist.all_gather_object(shows, any(row.images for row in batch.rows[rank]))
+    return Trained(whole_tensors(learner.shards()), losses, shows)
+
+
+@pytest.mark.slow
+def test_ranks_of_which_one_sees_nothing_train_as_one_rank(tmp_path):
+    make_tiny_vision(tmp_path / "policy", seed=3, hidden_size=64, num_layers=2)
+    run_layouts(1, tmp_path, tmp_path, {"one": Layout("policy")}, two_steps)
+    run_layouts(2, tmp_path, tmp_path, {"dp2": Layout("policy", parallelism(dp=2))}, two_steps)
+    one, both = (torch.load(tmp_path / f"{name}.pt") for name in ("one", "dp2"))
+    assert both["shows"] == [True, False]
+    assert both["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    torch.testing.assert_close(both["weights"], one["weights"], atol=1e-5, rtol=0)
 
 
 def test_adapters_are_the_language_model_s_and_peft_reads_them(model, processor, tmp_path):
