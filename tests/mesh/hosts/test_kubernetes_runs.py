@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(bool(why := machines.why_not()), reason=why or "they can be made"),
 ]
 STEPS = 60
-_SECONDS = 240.0
+_SECONDS = 400.0
 SETTINGS = {
     "training.steps": STEPS,
     "sft.steps": 3,

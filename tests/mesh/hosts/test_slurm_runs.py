@@ -24,7 +24,7 @@ pytestmark = [
 ]
 NODES = ("A", "B", "C", "D")
 STEPS = 20
-_SECONDS = 240.0
+_SECONDS = 400.0
 _OF_THE_NODE = ("slurmd", "sleep ", "unshare ", "nsenter ")
 CONFIG = CONFIGS / "quickstart.toml"
 SETTINGS = {

@@ -15,7 +15,7 @@ import running
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.run_directory.events import read_events
 
-SECONDS = 240.0
+SECONDS = 400.0
 PORT = 26600
 PYTHON = [sys.executable, "-m", "titan_rl.cli"]
 
