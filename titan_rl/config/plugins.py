@@ -32,7 +32,7 @@ def is_reference(name: str) -> bool:
 
 
 def meant_reference(name: str) -> str:
-    """Hint for a name that was meant as a reference, ``module.name`` or ``module.py:name``; empty for another."""
+    """Hint for a name that was meant as a reference, with a dot for the colon, or a file for its module; else empty."""
     file, colon, path = name.partition(":")
     if colon and file.endswith(".py"):
         folder, module = str(Path(file).parent), Path(file).stem

@@ -311,7 +311,7 @@ FOLDER = Path(sys.argv[1])
 
 class Stub:
     '''The first start of its job fails, the second waits to be stopped.'''
-    def __init__(self, config, file, resume, ranks):
+    def __init__(self, config, file, resume, trial, ranks):
         self.run_dir, self.stop_request, self.why_ended = RunDir(FOLDER / "run"), StopRequest(), "a fault"
         self.is_first, self.stop = not resume, self.stop_request.ask
         with open(FOLDER / "opened", "a") as record:
