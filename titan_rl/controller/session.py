@@ -231,7 +231,7 @@ class Session:
         recovery = self._recovery() if dataset is None else self._data_recovery(dataset)
         self._meshes = self._make_meshes(path, recovery)
         await self.stop_request.interrupts(self._meshes.start())
-        for line in [] if self._trial is None else self._trial.notices(0.0):
+        for line in [] if self._trial is None else self._trial.late_notices():
             self.log(line)
         await record_trainer_device(self._meshes.trainer, self.config, self.record_event)
         self._controller = self._make_controller(self._meshes, recovery)

@@ -14,7 +14,7 @@ from titan_rl.environments.scoring.reward_trial_worker import Tried, report
 from titan_rl.mesh.processes.processes import running
 
 CODE = '''
-import sys, time
+import json, re, subprocess, sys, time
 from titan_rl.data.types import Prompt
 
 def missing(prompt, completion, row):
@@ -32,6 +32,16 @@ async def asks_server(prompt, completion, row):
 def reads_form(prompt, completion, row):
     print("looked at", completion)
     return float(completion.split("####")[1] == row["answer"])
+
+def helps(prompt, completion, row):
+    subprocess.Popen(["sleep", "77"], start_new_session=True)
+    return 1.0
+
+def wants_json(prompt, completion, row):
+    return float(json.loads(completion)["final"] == row["answer"])
+
+def wants_tag(prompt, completion, row):
+    return float(re.search(r"<final>(.*)</final>", completion).group(1) == row["answer"])
 
 class Asks:
     """Replies a number, and not text."""
@@ -98,7 +108,9 @@ def test_what_can_never_work_is_refused(folder, task, why):
     ("reward", "why"),
     [
         ("slow", "scoring took longer than 0.5 s"),
-        ("asks_server", "ConnectionRefusedError: it is not up yet"),
+        ("asks_server", "no answer that was tried could be scored: the answer '"),
+        ("wants_json", "TypeError: 'int' object is not subscriptable"),
+        ("wants_tag", "no answer that was tried could be scored: the answer '"),
         ("reads_form", None),
     ],
 )
@@ -115,6 +127,23 @@ def test_a_run_is_refused_with_nothing_made(folder, tmp_path, monkeypatch, capsy
     assert train.main([f"--run.dir={tmp_path}/run", f"--run.plugin_path={folder}", *task, *model]) == EXIT_USER
     said = capsys.readouterr().err
     assert COLUMNS in said and said.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_what_user_code_has_started_is_ended(folder):
+    with reward_trial(config(folder, reward="tried_code:helps")) as trial:
+        assert trial.notices(60.0) == [] and not running(trial._mark)
+    trial = RewardTrial(config(folder, reward="tried_code:helps"))
+    trial._process.wait(60)
+    assert running(trial._mark)
+    trial.end()
+    assert not running(trial._mark)
+
+
+def test_a_refusal_that_comes_late_is_told(folder):
+    with reward_trial(config(folder, reward="tried_code:missing")) as trial:
+        trial._process.wait(60)
+        [line] = trial.late_notices()
+        assert COLUMNS in line and not trial.late_notices()
 
 
 def test_code_that_hangs_is_ended_with_its_run(folder):
@@ -148,9 +177,10 @@ def tried(*statuses: str, why: str = "it raised", task: str = "") -> list[Tried]
 
 
 def test_a_task_is_refused_by_all_its_rows_alone():
-    rows = [*tried("failed", "failed", task="a"), *tried("ok", "failed", task="b"), *tried("ok", "ok", task="c")]
+    why = "NameError: name 'x'"
+    rows = [*tried("failed", "failed", task="a", why=why), *tried("ok", "failed", task="b"), *tried("ok", task="c")]
     lines = report(rows)
     [refusal], [notice] = lines["refusals"], lines["notices"]
-    assert refusal.startswith("no answer can be scored: the answer '7' to line 0: it raised: mend that code")
+    assert refusal.startswith(f"no answer can be scored: the answer '7' to line 0: {why}: mend that code")
     assert notice == "1 of the 2 rows that were tried cannot be scored: the answer '7' to line 1: it raised"
-    assert not report(tried("failed", why="APIConnectionError: no route"))["refusals"]
+    assert not report([*tried("failed", why=why), *tried("failed")])["refusals"]

@@ -10,8 +10,10 @@ A function that raises, or that gives anything but finite numbers, has failed: t
 
 import asyncio
 import inspect
+import linecache
 import math
 import os
+import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Real
@@ -82,16 +84,6 @@ def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: 
     return RewardedTask(task, function, name)
 
 
-class _Row(dict[str, Any]):
-    """Row that remembers which column it was asked for in vain."""
-
-    missing: str | None = None
-
-    def __missing__(self, name: str) -> Any:
-        self.missing = name
-        raise KeyError(name)
-
-
 class RewardedTask(TaskWrapper):
     """Task scored by a reward function."""
 
@@ -103,17 +95,27 @@ class RewardedTask(TaskWrapper):
 
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         """Score the last answer. Errors: UserCodeError if the function raises or gives anything but finite numbers."""
-        row = _Row(self.task.row(prompt))
+        row = self.task.row(prompt)
         try:
             value = self._call(prompt, answers[-1], row)
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
         except (Exception, SystemExit) as error:  # user code: whatever it raises is reported by name
             mend = "; a reward sees no environment variables: read a file" if _is_of_environment(error) else ""
-            if isinstance(error, KeyError) and error.args[:1] == (row.missing,):
+            if _is_of_row(error, row):
                 mend = f"; the row has the columns {', '.join(sorted(map(repr, row)))}"
             raise UserCodeError(f"{self.name}: {what_happened(error, source_file(self.function))}{mend}") from None
         return as_parts(self.name, value)
+
+
+def _is_of_row(error: BaseException, row: Mapping[str, Any]) -> bool:
+    """Whether a row was asked, in the line that raised, for a column that it has not."""
+    if not isinstance(error, KeyError) or not error.args or error.args[0] in row:
+        return False
+    frame, number = list(traceback.walk_tb(error.__traceback__))[-1]
+    line, key = linecache.getline(frame.f_code.co_filename, number), re.escape(str(error.args[0]))
+    names = [re.escape(name) for name, value in frame.f_locals.items() if value is row]
+    return any(re.search(rf"\b{name}\[\s*['\"]{key}['\"]", line) for name in names)
 
 
 def _is_of_environment(error: BaseException) -> bool:

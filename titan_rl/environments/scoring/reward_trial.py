@@ -32,6 +32,7 @@ class RewardTrial:
     def __init__(self, config: Config):
         """The process begins at once."""
         settings = {
+            "parent": os.getpid(),
             "task": asdict(config.task),
             "folders": list(config.run.plugin_path),
             "seed": config.run.seed,
@@ -53,25 +54,36 @@ class RewardTrial:
         """Lines about the trial, once it is over; none before. ``seconds``: to wait for it.
 
         Errors: ConfigError if no row's own answer can be scored."""
+        refusals, notices = self._report(seconds)
+        raise_findings(refusals)
+        return notices
+
+    def late_notices(self) -> list[str]:
+        """Lines about a trial that took longer than the run's start, which refuses nothing any more."""
+        refusals, notices = self._report(0.0)
+        return refusals + notices
+
+    def _report(self, seconds: float) -> tuple[list[str], list[str]]:
         output = self._process.stdout
         assert output is not None, "it is a pipe"
-        self._process.poll()  # one that has ended is no zombie for the rest of the run
         if self._is_told or not select.select([output], [], [], seconds)[0]:
-            return []
+            return [], []
         self._is_told = True
         line = output.readline()
+        self._end_processes()
         report = json.loads(line) if line else {"refusals": [], "notices": []}  # the run's own checks tell why it died
-        raise_findings(report["refusals"])
-        return report["notices"]
+        return report["refusals"], report["notices"]
 
     def end(self) -> None:
-        """End the process, and its scorer."""
-        if self._process.poll() is None:
-            for _ in ending(self._mark, _END_SECONDS):
-                time.sleep(0.01)
-        self._process.wait()
+        """End the process, its scorer, and whatever user code has started."""
+        self._end_processes()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+    def _end_processes(self) -> None:
+        for _ in ending(self._mark, _END_SECONDS):
+            time.sleep(0.01)
+        self._process.wait()
 
 
 def is_tried(config: Config) -> bool:

@@ -2,7 +2,8 @@
 
 The own answers of three rows of each task are played in its environment, if that is the user's, and scored by a
 scorer as the run's. Where a row's answer cannot be scored as it is, forms are tried in which rewards want answers: a
-function may raise for a wrong answer. One JSON object goes to standard output: lines that refuse the run, and notices.
+function may raise for a wrong answer, or for one in another form, and a run is refused only for what no answer mends.
+One JSON object goes to standard output: lines that refuse the run, and notices.
 """
 
 import asyncio
@@ -35,8 +36,11 @@ _ROWS, _LOOKED_AT = 3, 64
 """Rows that are tried of each task, among the first ones of all."""
 _WORKERS, _MOST_TURNS = 2, 8
 _SECONDS, _NICENESS = 120.0, 10
-_ASKS_SERVER = re.compile(r"Connect|Timeout|HTTP|URLError|gaierror|RateLimit|API\w*Error|Unavailable")
-"""In what an exception says of a server that may yet come up."""
+_NEVER_WORKS = re.compile(
+    r"\b(?:NameError|UnboundLocalError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError|SystemExit)\b"
+    r"|the row has the columns|gave a value of type|gave \[\]|name each part"
+)
+"""In what is said of code that fails whatever an answer is."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -50,6 +54,13 @@ class Tried:
     answer: str
     status: Literal["ok", "timeout", "failed"]
     why: str = ""
+    is_own: bool = False
+    """Whether the user's environment gave the answer as its demonstration."""
+
+    @property
+    def never_works(self) -> bool:
+        """Whether other answers would fail, too."""
+        return self.status == "failed" and (self.is_own or bool(_NEVER_WORKS.search(self.why)))
 
 
 def report(tried: Sequence[Tried]) -> dict[str, list[str]]:
@@ -60,13 +71,13 @@ def report(tried: Sequence[Tried]) -> dict[str, list[str]]:
         failed = [each for each in rows if each.status != "ok"]
         if not failed:
             continue
-        first = next((each for each in failed if each.status == "failed"), failed[0])
+        first = next((each for each in failed if each.never_works), failed[0])
         which = f"the answer {first.answer!r} to {first.place}" if first.answer else f"an empty answer to {first.place}"
         if len(failed) < len(rows):
             count = f"{len(failed)} of the {len(rows)} rows that were tried cannot be scored"
             lines["notices"].append(f"{count}: {which}: {first.why}")
-        elif first.status == "timeout" or _ASKS_SERVER.search(first.why):
-            lines["notices"].append(f"it is not known whether answers can be scored: {which}: {first.why}")
+        elif not all(each.never_works for each in rows):
+            lines["notices"].append(f"no answer that was tried could be scored: {which}: {first.why}")
         else:
             lines["refusals"].append(
                 f"no answer can be scored: {which}: {first.why}: mend that code; `titan-rl doctor FILE --rows "
@@ -115,11 +126,12 @@ class _Trial:
 
     async def row(self, prompt: Prompt) -> Tried:
         """Outcome of a row: the first form of its answer that is scored, or how the answer as it is fails."""
-        candidates = _answers(task_of(self.task, prompt), prompt)
+        demonstration = _demonstration(task_of(self.task, prompt), prompt)
+        is_own = demonstration is not None and self._is_played(prompt)
         outcome: Tried | None = None
-        for answers in candidates:
+        for answers in _answers(demonstration or [prompt.answer]):
             status, why = await self._score(prompt, answers)
-            tried = Tried(prompt.task, place(prompt), answers[-1], status, why)
+            tried = Tried(prompt.task, place(prompt), answers[-1], status, why, is_own)
             if status != "failed":
                 return tried
             outcome = outcome or tried
@@ -146,12 +158,17 @@ class _Trial:
         return is_reference(all_tasks(self.config)[setting].name)
 
 
-def _answers(task: Task, prompt: Prompt) -> list[list[str]]:
-    """Answers to try, one for each turn: the row's own, then in other forms."""
+def _demonstration(task: Task, prompt: Prompt) -> list[str] | None:
+    """A row's worked answers, one for each turn, where it has any."""
     try:
         own = worked_answers(task, prompt)
     except ConfigError:  # it has no worked example
-        own = [prompt.answer]
+        return None
+    return None if own == [""] else own
+
+
+def _answers(own: list[str]) -> list[list[str]]:
+    """Answers to try, one for each turn: the row's own, then in other forms."""
     if own == [""]:
         return [[""], ["1"]]
     return [own] if len(own) > 1 else [own, *([form.format(own[0])] for form in FORMS)]
@@ -160,8 +177,11 @@ def _answers(task: Task, prompt: Prompt) -> list[list[str]]:
 def main() -> None:
     """Try, and print the report."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.alarm(2 * int(_SECONDS))  # a module that hangs while it is imported hears nothing else
     os.nice(_NICENESS)
     settings: dict[str, Any] = json.loads(sys.argv[1])
+    if settings.pop("parent") != os.getppid():
+        return
     output = os.dup(1)
     os.dup2(2, 1)  # what user code prints is no report
     work = try_rows(TaskConfig(**settings.pop("task")), **settings)
