@@ -112,7 +112,7 @@ def test_a_text_in_a_file_is_no_list(tmp_path):
         (["--gradient_accumulation_steps", "2"], "there is none here: a step has rollout.prompts_per_step prompts"),
         (["training.steps=5"], "cannot read 'training.steps=5': did you mean --training.steps=5?"),
         (["algorithm.kl_coefficient=5"], "did you mean --algorithm.kl_coefficient=5?"),
-        (["data.train_files=x"], "here it is task.options.file, or data.file, with two dashes before it"),
+        (["data.train_files=x"], "here it is task.options.file, or data.file. Settings are given with two dashes"),
         (["actor_rollout_ref.rollout.n=5"], "here it is rollout.group_size. Settings are given with two dashes"),
         (["other.toml"], "overrides look like --section.key value"),
         (["--zzz", "3"], "overrides look like --section.key value"),
@@ -121,6 +121,12 @@ def test_a_text_in_a_file_is_no_list(tmp_path):
 def test_a_key_without_its_section_is_told_with_it(arguments, said, capsys):
     assert main(["train", "quickstart", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["data.toml", "algorithm.toml", "sft.toml"])
+def test_a_file_that_is_called_as_a_section_is_a_file(name, capsys):
+    assert main(["train", name]) == 2
+    assert "give the path of a TOML file" in capsys.readouterr().err
 
 
 def test_an_override_without_dashes_is_told_where_a_file_is_expected(capsys):

@@ -433,7 +433,15 @@ def test_a_setting_that_does_nothing_any_more_keeps_no_other_from_changing():
     [
         ({}, []),
         ({"optimizer": {"lr": 0.0}}, ["optimizer.lr = 0: the model stays as it is"]),
-        ({"optimizer": {"lr": 5.0}}, ["optimizer.lr = 5: AdamW moves each weight by about that much a step"]),
+        (
+            {
+                "optimizer": {
+                    "param_groups": [{"pattern": "w1", "optimizer_name": "AdamW", "optimizer_kwargs": {"lr": 2.0}}]
+                }
+            },
+            ["optimizer.lr of 'w1' = 2: Adam moves each weight"],
+        ),
+        ({"optimizer": {"lr": 5.0}}, ["optimizer.lr = 5: Adam moves each weight by about that much a step"]),
         ({"algorithm": {"name": "ppo"}, "critic": {"optimizer": {"lr": 0}}}, ["critic.optimizer.lr = 0: the critic"]),
         ({"critic": {"optimizer": {"lr": 0}}}, []),
     ],

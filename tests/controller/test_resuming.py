@@ -155,8 +155,14 @@ def test_another_directory_of_a_model_whose_weights_a_checkpoint_has_is_refused(
         resuming._check_learned(run_dir, checked, before, {f"{role}.path": "b"})
     resuming._check_learned(run_dir, checked, before, before)
     resuming._check_learned(run_dir, checked, {f"{role}.path": "gone"}, {f"{role}.path": "b"})
+    learned = before | {"drafter.train_mtp": True}
+    if role == "drafter":
+        with pytest.raises(ConfigError, match="drafter.train_mtp = false: .* model/ would have that of tiny again"):
+            resuming._check_learned(run_dir, checked, learned, before)
+        resuming._check_learned(run_dir, checked, learned, learned)
     holds.clear()
     resuming._check_learned(run_dir, checked, before, {f"{role}.path": "b"})
+    resuming._check_learned(run_dir, checked, learned, before)
 
 
 @pytest.mark.parametrize("role", ["reference", "teacher"])

@@ -107,17 +107,22 @@ def nearest_override(argument: str) -> str:
     is_section = section in (*OUR_SECTIONS, *TITAN_SECTIONS)
     if not path or not all(part.isidentifier() for part in (section, *path)) or not (equals or is_section):
         return ""
+    if path == ["toml"]:  # a file's name
+        return ""
     if not is_section:
         inner: Any = argument
         for part in reversed(path):
             inner = {part: inner}
-        hint = nearest_section(section, inner)
-        return f"{hint}{'' if hint.endswith('?') else '.'} Settings are given with two dashes, as --section.key value"
+        return _with_dashes(nearest_section(section, inner))
     kind = get_type_hints(Config).get(section)
     names = {f.name for f in fields(kind)} if kind is not None else set()
     if section != "algorithm" and names and path[0] not in names:
-        return f"{nearest_key(path[0], section, names)}, with two dashes before it"
+        return _with_dashes(nearest_key(path[0], section, names))
     return f"did you mean --{argument}?"
+
+
+def _with_dashes(hint: str) -> str:
+    return f"{hint}{'' if hint.endswith('?') else '.'} Settings are given with two dashes, as --section.key value"
 
 
 def nearest_section(name: str, table: Any = None) -> str:

@@ -36,6 +36,8 @@ def meant_reference(name: str) -> str:
     file, colon, path = name.partition(":")
     if colon and file.endswith(".py"):
         folder, module = str(Path(file).parent), Path(file).stem
+        if not _FORM.fullmatch(f"{module}:{path}"):
+            return ""
         return f"give {module}:{path}" + (f", and --run.plugin_path {folder}" if folder != "." else "")
     module, dot, last = name.rpartition(".")
     return f"did you mean '{module}:{last}'?" if dot and not colon and _FORM.fullmatch(f"{module}:{last}") else ""

@@ -359,12 +359,13 @@ def learning_rate_notices(config: Config, algorithm: Algorithm, titan: TitanConf
         role_config = learned_titan(config, titan, role) if role else titan
         groups = [group.optimizer_kwargs for group in role_config.optimizer.param_groups]
         key = f"{role}.optimizer.lr" if role else "optimizer.lr"
-        adam = [group.get("lr", 0) for group in groups if "betas" in group]
-        if adam and max(adam) >= _ABSURD_LR:
-            lines.append(
-                f"{key} = {max(adam):g}: AdamW moves each weight by about that much a step, which leaves nothing of a "
-                f"model; 1e-6 to 1e-2 are usual"
-            )
+        for group in role_config.optimizer.param_groups:
+            of_group = "" if group.pattern == ".*" else f" of {group.pattern!r}"
+            if (rate := group.optimizer_kwargs.get("lr", 0)) >= _ABSURD_LR:
+                lines.append(
+                    f"{key}{of_group} = {rate:g}: Adam moves each weight by about that much a step, which leaves "
+                    f"nothing of a model; 1e-6 to 1e-2 are usual"
+                )
         if all(group.get("lr") == 0 for group in groups):
             lines.append(f"{key} = 0: the {role or 'model'} stays as it is")
     return lines

@@ -25,7 +25,7 @@ from titan_rl.records.ledger.ledger import last_trained_step
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.steps.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
 from titan_rl.trainer.model.layout import experts_of
-from titan_rl.trainer.roles.names import LEARNED, MAY_BE_OWN, learned_roles
+from titan_rl.trainer.roles.names import DRAFTER, LEARNED, MAY_BE_OWN, learned_roles
 from titan_rl.trainer.state.checkpoint_state import holds_role, role_folder
 from titan_rl.trainer.state.plain_state import state_flaw
 
@@ -78,6 +78,7 @@ _RULES = {
 }
 """What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a
 file may move (records/run_directory/sources.py). ``_NUMERIC``: free, but a replay needs to know what it was."""
+_TRAIN_MTP = f"{DRAFTER}.train_mtp"
 _METHOD, _DRAFTED = (f"generator.speculative.{key}" for key in ("method", "num_speculative_tokens"))
 _OPEN = ("task.options.", "task.rewards.", "task.rewards_by_source.", "task.judge.", "optimizer.param_groups.")
 _OPEN += ("model.chat_template.options.", "data.columns.", "eval.suites.", "task.sandbox.", "teacher.by_task.")
@@ -142,6 +143,12 @@ def _check_learned(run_dir: RunDir, checked: Checked, recorded: Settings, settin
     """Errors: ConfigError for another directory of a model whose weights the checkpoint has; one may have moved."""
     newest = _folder(run_dir, checked.config).newest_complete()
     assert newest is not None, "there is a checkpoint"
+    if recorded.get(_TRAIN_MTP) and not settings.get(_TRAIN_MTP) and holds_role(newest[0], DRAFTER):
+        raise ConfigError(
+            f"{_TRAIN_MTP} = false: {run_dir.root} has trained the policy's layer for multi-token prediction, and "
+            f"model/ would have that of {checked.config.model.path} again: give true, with {_METHOD} = 'mtp', or leave "
+            f"--resume out and give another --run.dir"
+        )
     for role in learned_roles(checked.config, checked.algorithm.needs):
         key = f"{role}.path"
         before, now = recorded.get(key, ""), settings[key]
@@ -230,7 +237,7 @@ def first_change(recorded: Settings, settings: Settings) -> str:
 def _rule_under(recorded: Settings, key: str) -> int:
     """Rule of a key, which may depend on others: of the number of steps on a schedule that decays with it, of that of
     drafted tokens on a head that learns to draft them."""
-    learns = recorded.get("drafter.path") or recorded.get("drafter.train_mtp")
+    learns = recorded.get("drafter.path") or recorded.get(_TRAIN_MTP)
     if key == _DRAFTED and learns and recorded.get(_METHOD) in ("eagle3", "mtp"):
         return _WHILE_REDOING
     if key != "training.steps":

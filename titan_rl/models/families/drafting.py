@@ -170,6 +170,7 @@ class DraftDecoder(PackedDecoder):
         """Log-probabilities and entropies [2, S], averaged over a draft's tokens, of hidden states ``drafts``.
 
         The head is called once: each call would read its weight, and have a gradient of it, anew."""
+        assert settings.get("mask") is None and settings.get("penalties") is None, "drafts are of whole distributions"
         hidden = list(drafts)
         found_2T = head(self.norm(torch.cat(hidden)), target_S=target_S.repeat(len(hidden)), **settings)
         return found_2T.unflatten(1, (len(hidden), -1)).mean(1)
