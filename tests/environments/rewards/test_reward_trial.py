@@ -184,3 +184,6 @@ def test_a_task_is_refused_by_all_its_rows_alone():
     assert refusal.startswith(f"no answer can be scored: the answer '7' to line 0: {why}: mend that code")
     assert notice == "1 of the 2 rows that were tried cannot be scored: the answer '7' to line 1: it raised"
     assert not report([*tried("failed", why=why), *tried("failed")])["refusals"]
+    for said, is_refused in (("ValueError: no score", True), ("OSError: [Errno 113] No route to host", False)):
+        own = [Tried("", "line 1", "7", "failed", said, is_own=True)]
+        assert bool(report(own)["refusals"]) is is_refused

@@ -353,7 +353,7 @@ def check_read(
 
 
 def learning_rate_notices(config: Config, algorithm: Algorithm, titan: TitanConfig) -> list[str]:
-    """Lines about models with a learning rate of 0, which only a control should have, or one that trains nothing."""
+    """Lines about models with a learning rate of 0, which only a control should have, or a far too large one."""
     lines = []
     for role in ("", *learned_roles(config, algorithm.needs)):
         role_config = learned_titan(config, titan, role) if role else titan

@@ -110,10 +110,11 @@ class RewardedTask(TaskWrapper):
 
 def _is_of_row(error: BaseException, row: Mapping[str, Any]) -> bool:
     """Whether a row was asked, in the line that raised, for a column that it has not."""
-    if not isinstance(error, KeyError) or not error.args or error.args[0] in row:
+    column = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if not isinstance(column, str) or column in row:
         return False
     frame, number = list(traceback.walk_tb(error.__traceback__))[-1]
-    line, key = linecache.getline(frame.f_code.co_filename, number), re.escape(str(error.args[0]))
+    line, key = linecache.getline(frame.f_code.co_filename, number), re.escape(column)
     names = [re.escape(name) for name, value in frame.f_locals.items() if value is row]
     return any(re.search(rf"\b{name}\[\s*['\"]{key}['\"]", line) for name in names)
 

@@ -41,6 +41,12 @@ _NEVER_WORKS = re.compile(
     r"|the row has the columns|gave a value of type|gave \[\]|name each part"
 )
 """In what is said of code that fails whatever an answer is."""
+_ASKS_SERVER = re.compile(
+    r"connect|timeout|http|URLError|gaierror|RateLimit|API\w*Error"
+    r"|unavailable|refused|unreachable|route to host|ReadError",
+    re.IGNORECASE,
+)
+"""In what is said of a server that may yet come up."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -60,7 +66,8 @@ class Tried:
     @property
     def never_works(self) -> bool:
         """Whether other answers would fail, too."""
-        return self.status == "failed" and (self.is_own or bool(_NEVER_WORKS.search(self.why)))
+        fails_at_own = self.is_own and not _ASKS_SERVER.search(self.why)
+        return self.status == "failed" and (fails_at_own or bool(_NEVER_WORKS.search(self.why)))
 
 
 def report(tried: Sequence[Tried]) -> dict[str, list[str]]:
