@@ -385,8 +385,8 @@ def test_advantages_may_come_token_by_token():
     ("advantages", "said"),
     [
         (lambda rollouts: [1.0], "one for each of 2 rollouts is wanted, not 1 of them"),
-        (lambda rollouts: 1.0, "not a float"),
-        (lambda rollouts: ["a", "b"], "must be a number or an array of 2 .* not a str"),
+        (lambda rollouts: 1.0, "wanted, not float"),
+        (lambda rollouts: ["a", "b"], "must be a number or an array of 2 .* not str"),
         (lambda rollouts: np.zeros((2, 3)), "not an array \\(3,\\) of float64"),
         (lambda rollouts: rollouts[0].rewards, "AttributeError: .*'rewards'"),
     ],
