@@ -9,7 +9,7 @@ from monarch.actor import Actor
 from titan_rl.config.sections.role_sections import ImagesConfig
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.types import Completion, EngineStatistics, Request
-from titan_rl.mesh.channel.plan import DRAFTER, Interner, Units
+from titan_rl.mesh.channel.plan import DRAFTER, AdapterForm, Interner, Units
 from titan_rl.mesh.channel.reader import ReaderSetup
 from titan_rl.mesh.channel.relay.gathering import Fetched, Route
 from titan_rl.mesh.channel.relay.memory import RelayHandle
@@ -70,8 +70,8 @@ class Generator(Actor):
         return here()
 
     @concurrent_endpoint
-    async def needs(self, adapters: dict[str, int] | None = None, *, drafter: bool = False) -> Units:
-        """Checkpoint boxes that this rank stores, recorded from vLLM's own loader. ``adapters``: ranks of those that
+    async def needs(self, adapters: dict[str, AdapterForm] | None = None, *, drafter: bool = False) -> Units:
+        """Checkpoint boxes that this rank stores, recorded from vLLM's own loader. ``adapters``: those that
         are to come in place of weights, by the weights' names. ``drafter``: with the draft model's, which learns."""
         from titan_rl.generator.weights.adapter_reader import adapter_needs
         from titan_rl.generator.weights.vllm_recording import needs

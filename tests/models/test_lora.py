@@ -8,11 +8,13 @@ import torch
 from batches import batch_of
 from family_models import make as make_family
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.sections.schema import LoraConfig
 from titan_rl.controller.initial_policy import keeps_policy
+from titan_rl.controller.planning.memory_plan import Size
 from titan_rl.controller.preflight.checks import check_model
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, split_name
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
@@ -137,6 +139,19 @@ def test_the_reference_is_the_policy_with_its_adapters_off(base, tmp_path, monke
         for learner in (free, second):
             learner.train_step([rows], [True])
     assert free.digests()["reference"] == second.digests()["reference"]
+
+
+def test_what_bf16_rounds_away_of_adapters_is_neither_computed_with_nor_merged(base):
+    learner = learner_of(base, training={"mixed_precision_param": "bfloat16"})
+    train(learner, 0, 1, 2)
+    before, weights = logprobs(learner), merged(learner)
+    adapters = learner.policy.adapters
+    assert not any(torch.equal(shard.tensor, shard.tensor.bfloat16().float()) for shard in adapters.shards)
+    for shard in adapters.shards:
+        shard.tensor.copy_(shard.tensor.bfloat16())
+    adapters.refresh()
+    assert torch.equal(logprobs(learner), before)
+    assert all(torch.equal(values, weights[name]) for name, values in merged(learner).items())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -293,6 +308,15 @@ def test_adapters_are_sent_alone_between_hosts_and_where_it_is_asked_for():
     assert [sends(sync) for sync in ("auto", "adapter", "merged")] == [False, True, False]
     assert [sends(sync, hosts) for sync in ("auto", "adapter", "merged")] == [True, True, False]
     assert not sends("adapter", lora={"sync": "adapter"})
+
+
+def test_adapters_of_rank_16_are_less_than_a_hundredth_of_a_model_of_8b():
+    """Qwen3-8B's shapes; both are sent in bf16."""
+    sizes = dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32)
+    hf = Qwen3Config(**sizes, num_key_value_heads=8, head_dim=128, vocab_size=151_936, tie_word_embeddings=False)
+    size = Size.of(hf, None, LoraConfig(rank=16, alpha=32.0))
+    base = size.parameters - size.trained
+    assert base == 8_190_735_360 and 0.005 < size.trained / base < 0.0055
 
 
 def test_experts_are_refused_by_name_and_left_out_by_default(moe):

@@ -7,7 +7,7 @@ import pytest
 
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError
-from titan_rl.controller.planning.forecast.generation import Engine, decode_step, generating
+from titan_rl.controller.planning.forecast.generation import Drafting, Engine, decode_step, draft_gain, generating
 from titan_rl.controller.planning.forecast.rates import as_toml, device_names, rates_of
 from titan_rl.controller.planning.forecast.report import forecast_lines
 from titan_rl.controller.planning.forecast.shapes import SHAPES, known, shape_of, write_shape
@@ -144,6 +144,19 @@ def test_ranks_share_the_flops_and_wait_for_whichever_is_slower():
     assert across.shard_bytes < one.shard_bytes * 2
 
 
+def test_drafts_must_bring_what_checking_and_making_them_costs():
+    """A step reads the weights once, however many tokens it checks, and multiplies all of them."""
+    engine, small = Engine(ranks=1, max_requests=4096, element=2, link=RATES.link), replace(WORK, parameters=10**6)
+
+    def needed(requests: float, drafts_by: Work | None) -> float:
+        gain = draft_gain(WORK, engine, RATES, requests, 100.0, Drafting(3, drafts_by))
+        assert gain.ratio == 1 + 3 * gain.needed_acceptance
+        return gain.needed_acceptance
+
+    assert needed(1.0, None) == 0.0 < needed(1.0, small) < 0.5 < 1.0 == pytest.approx(needed(1.0, WORK))
+    assert needed(4096.0, None) == pytest.approx(1.0)
+
+
 # weights
 
 
@@ -155,6 +168,10 @@ def test_a_version_goes_as_fast_as_its_narrowest_end():
     assert each.fetch == pytest.approx(2 * nbytes / RATES.network)
     handed_on = syncing(WORK.parameters, 2, replace(route, copies=2), RATES)
     assert handed_on.fetch == pytest.approx(each.fetch / 8)
+    alone = syncing(WORK.parameters, 2, route, RATES, adapters=(WORK.parameters // 100, 2))
+    assert alone.sent == pytest.approx(each.sent / 100, rel=1e-6) and alone.apply == each.apply
+    merging = 2 * nbytes / 8 / RATES.memory
+    assert alone.fetch == pytest.approx(each.fetch / 100 + merging, rel=1e-6)
 
 
 @pytest.mark.parametrize("devices", [16, 64, 1024])

@@ -172,6 +172,16 @@ def test_a_draft_head_s_memory_is_told(tmp_path, capsys):
     assert "draft" not in told(capsys, "quickstart")
 
 
+def test_what_drafts_must_bring_is_told(capsys):
+    run = ("qwen3_8b_8h100", "--gpus=8", "--prompt-tokens=100")
+    drafted = (*run, "--generator.speculative.method=ngram")
+    [line] = [line for line in told(capsys, *drafted).splitlines() if "without drafts" in line]
+    busy, alone = json.loads(told(capsys, *drafted, "--json"))["forecast"]["drafts"]
+    assert alone["requests"] == 1 and 0 < alone["needed_acceptance"] < busy["needed_acceptance"]
+    assert line.endswith(f"1 request {alone['ratio']:.2f} x, {alone['needed_acceptance']:.2f}")
+    assert "drafts" not in told(capsys, *run)
+
+
 def test_rows_of_a_run_on_data_are_looked_at_too(capsys):
     assert "rows of data.file: " in told(capsys, "dpo_tiny", "--data.made_rows=40", "--eval.prompts=8")
 

@@ -224,7 +224,7 @@ def _sent(checked: Checked, size: Size) -> float:
     """Bytes of a version. ``size``: of the policy."""
     config = checked.config
     if config.sends_adapters:
-        return size.trained * WEIGHT
+        return size.trained * bytes_of(checked.titan.training.mixed_precision_param)
     return (size.parameters + _learned_drafts(checked)) * bytes_of(config.generator.dtype)
 
 

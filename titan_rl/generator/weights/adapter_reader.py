@@ -19,24 +19,21 @@ from safetensors import safe_open
 
 from titan_rl.config.model_directory.safetensors_files import StoredTensor
 from titan_rl.generator.weights.vllm_recording import Recorded
-from titan_rl.mesh.channel.plan import LORA_A, LORA_B, WEIGHT, Box, Interner, Need, Units, split_name
+from titan_rl.mesh.channel.plan import LORA_A, LORA_B, WEIGHT, AdapterForm, Box, Interner, Need, Units, split_name
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.channel.relay.gathering import Fetched, Route
 from titan_rl.mesh.resources.background_thread import in_side_thread
 from titan_rl.mesh.resources.released_memory import drop_contents
 
-_DTYPE = "float32"
-"""Of adapters, as the trainer has them."""
 
-
-def adapter_needs(recorded: Iterable[Recorded], ranks: dict[str, int], interner: Interner) -> Units:
-    """Needs of an engine that merges adapters, for the plan. ``ranks``: by weights' names."""
+def adapter_needs(recorded: Iterable[Recorded], forms: dict[str, AdapterForm], interner: Interner) -> Units:
+    """Needs of an engine that merges adapters, for the plan. ``forms``: by weights' names."""
     needs: dict[tuple[str, Need], None] = {}
     for copy in recorded:
-        if (rank := ranks.get(copy.name)) is not None:
+        if (form := forms.get(copy.name)) is not None:
             unit, name = split_name(copy.name.removesuffix(WEIGHT))
-            for part, box in ((LORA_A, _of_a(copy.box, rank)), (LORA_B, _of_b(copy.box, rank))):
-                needs[unit, Need(f"{name}{part}", box, _DTYPE)] = None
+            for part, box in ((LORA_A, _of_a(copy.box, form.rank)), (LORA_B, _of_b(copy.box, form.rank))):
+                needs[unit, Need(f"{name}{part}", box, form.dtype)] = None
     return interner.units(needs)
 
 

@@ -59,10 +59,13 @@ class Box:
 
 @dataclass(frozen=True)
 class Holding:
-    """Box of a trainer rank. ``name``: the tensor's name without its unit."""
+    """Box of a trainer rank. ``name``: the tensor's name without its unit.
+
+    ``dtype``: of what readers get of an adapter's matrix; of a weight they get what they store."""
 
     name: str
     box: Box
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,16 +95,25 @@ WEIGHT, LORA_A, LORA_B = ".weight", ".lora_A.weight", ".lora_B.weight"
 """Ends of the names of a weight and of its adapter's matrices, A [rank, inputs] and B [outputs, rank]."""
 
 
-def adapted_weights(holdings: Iterable[Units]) -> dict[str, int]:
-    """Names of the weights whose adapters trainer ranks hold, with the adapters' ranks."""
-    ranks: dict[str, int] = defaultdict(int)
+@dataclass(frozen=True)
+class AdapterForm:
+    """Rank of an adapter's two matrices, and the dtype that readers get them in."""
+
+    rank: int
+    dtype: str
+
+
+def adapted_weights(holdings: Iterable[Units]) -> dict[str, AdapterForm]:
+    """Names of the weights whose adapters trainer ranks hold, with the adapters' forms."""
+    forms: dict[str, AdapterForm] = {}
     for units in holdings:
         for unit, held in units.items():
             for holding in held:
                 if holding.name.endswith(LORA_B):
                     name = f"{unit}{holding.name.removesuffix(LORA_B)}{WEIGHT}"
-                    ranks[name] = max(ranks[name], holding.box.start[1] + holding.box.size[1])
-    return dict(ranks)
+                    known = forms[name].rank if name in forms else 0
+                    forms[name] = AdapterForm(max(known, holding.box.start[1] + holding.box.size[1]), holding.dtype)
+    return forms
 
 
 class Interner:

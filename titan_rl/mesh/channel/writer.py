@@ -25,7 +25,7 @@ _HOST = torch.device("cpu")
 def holdings(shards: "list[Shard]", interner: Interner) -> Units:
     """Holdings of a trainer rank, for the plan."""
     return interner.units(
-        (unit, Holding(name, Box(shard.start, tuple(shard.tensor.shape))))
+        (unit, Holding(name, Box(shard.start, tuple(shard.tensor.shape)), _name_of(shard.computed_in)))
         for shard in shards
         for unit, name in [split_name(shard.name)]
     )
@@ -33,6 +33,10 @@ def holdings(shards: "list[Shard]", interner: Interner) -> Units:
 
 def dtype_of(name: str) -> torch.dtype:
     return getattr(torch, name)
+
+
+def _name_of(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def piece_view(memory: torch.Tensor, base: int, placed: Placed) -> torch.Tensor:

@@ -15,7 +15,7 @@ from titan_rl.data.types import (
 )
 from titan_rl.mesh.channel.batches import RowsHandle
 from titan_rl.mesh.channel.memory.region import RegionHandle
-from titan_rl.mesh.channel.plan import SlotLayout, Units
+from titan_rl.mesh.channel.plan import AdapterForm, SlotLayout, Units
 from titan_rl.mesh.channel.reader import ReaderSetup
 from titan_rl.mesh.channel.relay.gathering import Fetched, Route
 from titan_rl.mesh.channel.relay.memory import RelayHandle
@@ -128,7 +128,7 @@ class GeneratorEndpoints(PreparedEndpoints):
     def place(self) -> Place: ...
 
     @stub
-    def needs(self, adapters: dict[str, int] | None = None, *, drafter: bool = False) -> Units: ...
+    def needs(self, adapters: dict[str, AdapterForm] | None = None, *, drafter: bool = False) -> Units: ...
 
     @stub
     def connect(self, setup: ReaderSetup) -> RelayHandle | None: ...

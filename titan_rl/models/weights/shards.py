@@ -29,6 +29,14 @@ class LowRank:
     a: torch.Tensor
     """[rank, the box's columns]"""
     scale: float
+    dtype: torch.dtype
+    """In which the model computes with both."""
+
+    def of(self, part: tuple[slice, slice]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both, for a part of the box, with the values that the model computes with."""
+        rows, columns = part
+        b, a = self.b[rows], self.a[:, columns]
+        return b.to(self.dtype).to(b.dtype), a.to(self.dtype).to(a.dtype)
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,8 @@ class Shard:
     """This rank's values: a view of the parameter's own memory, so an optimizer step changes it."""
     low_rank: LowRank | None = None
     """What the model adds to them where it computes with them."""
+    computed_in: torch.dtype | None = None
+    """Dtype of the model's products with it, for an adapter's matrix, which readers get in it; None: a weight."""
 
     def merged(self, part: tuple[slice, ...] | None = None) -> torch.Tensor:
         """Weights with the adapter merged, of a part of the box (None: all of it)."""
@@ -52,7 +62,7 @@ class Shard:
         if (added := self.low_rank) is None:
             return self.tensor[part]
         rows, columns = part
-        return torch.addmm(self.tensor[part], added.b[rows], added.a[:, columns], alpha=added.scale)
+        return torch.addmm(self.tensor[part], *added.of((rows, columns)), alpha=added.scale)
 
 
 _ADAPTER = re.compile(r"\.lora_([ab])\.weight$")

@@ -1,8 +1,9 @@
 """A rank's adapters: how they begin, what they add to the weights that others get, and how they are saved.
 
 The weights themselves are never written to: ``W + (alpha / rank) B A`` is made where it is asked for, box by box, in
-fp32. A box of W has B's rows on the same rank, whatever the layout, but of A, whose few rows FSDP shares out, a rank
-has only some: after each update all ranks exchange their parts of A, in one collective.
+fp32, of A and B as the model computes with them: rounded to ``training.mixed_precision_param``. A box of W has B's rows
+on the same rank, whatever the layout, but of A, whose few rows FSDP shares out, a rank has only some: after each update
+all ranks exchange their parts of A, in one collective.
 """
 
 import math
@@ -34,15 +35,22 @@ class Adapters:
     """LoRA adapters of a rank's part of the model; all ranks create them together."""
 
     def __init__(
-        self, spec: ModelSpec, model_parts: list[nn.Module], lora: LoraConfig, path: Path, device: torch.device
+        self,
+        spec: ModelSpec,
+        model_parts: list[nn.Module],
+        lora: LoraConfig,
+        path: Path,
+        device: torch.device,
+        dtype: torch.dtype,
     ):
-        """``path``: directory of the base weights."""
+        """``path``: directory of the base weights. ``dtype``: in which the model computes."""
         self.base = base_digest(path)
         """Digest of the base weights."""
-        self.lora, self.model_parts, self.device = lora, model_parts, device
+        self.lora, self.model_parts, self.device, self._dtype = lora, model_parts, device, dtype
         self.form = form_of(spec.name)
         """Of the adapter's files."""
-        self.shards = local_shards(spec, model_parts, adapters=True)
+        shards = local_shards(spec, model_parts, adapters=True)
+        self.shards = [replace(shard, computed_in=dtype) for shard in shards]
         self._b = {shard.name.removesuffix(_B): shard for shard in self.shards if shard.name.endswith(_B)}
         self._a = _Whole([shard for shard in self.shards if shard.name.endswith(_A)], {f"{n}{_A}" for n in self._b})
 
@@ -79,7 +87,7 @@ class Adapters:
         rows, columns = slices(shard.start, shard.tensor.shape)
         assert slices(b.start, b.tensor.shape)[0] == rows, f"{b.name} has not the rows of its weight"
         a = self._a.tensors[f"{name}{_A}"][:, columns]
-        return replace(shard, low_rank=LowRank(b.tensor, a, self.lora.alpha / self.lora.rank))
+        return replace(shard, low_rank=LowRank(b.tensor, a, self.lora.alpha / self.lora.rank, self._dtype))
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

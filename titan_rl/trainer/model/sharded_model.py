@@ -135,7 +135,8 @@ class ShardedModel:
 
     def adapt(self, lora: LoraConfig, seed: int) -> None:
         """Initialize the spec's LoRA adapters (models/weights/lora.py)."""
-        self.adapters = Adapters(self.spec, self.parts, lora, self.path, self.device)
+        dtype = TORCH_DTYPE_MAP[self.titan.training.mixed_precision_param]
+        self.adapters = Adapters(self.spec, self.parts, lora, self.path, self.device, dtype)
         self.adapters.begin(seed)
 
     # rows

@@ -1,7 +1,8 @@
 """Seconds of sampling a batch: prefill bounded by FLOPs, decode by memory's bandwidth or FLOPs. Pure arithmetic.
 
-Source: Pope et al. 2022, arXiv:2211.05102: a decode step reads the weights once, and of each request its KV cache; a
-rank of tensor parallelism holds 1/t of both, and adds up twice a layer over the ranks.
+Sources: Pope et al. 2022, arXiv:2211.05102: a decode step reads the weights once, and of each request its KV cache; a
+rank of tensor parallelism holds 1/t of both, and adds up twice a layer over the ranks. Leviathan et al. 2023,
+arXiv:2211.17192, section 3: drafts are checked in one pass, which reads the weights once for all of them.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,26 @@ class Engine:
     """Bytes of a weight, and of a key or value."""
     link: float
     """Bytes a second between its ranks."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Tokens that are drafted for each request in a step, and what drafts them."""
+
+    tokens: int
+    work: Work | None
+    """Of the model, the head or the layer, which passes once for each; None: n-grams."""
+
+
+@dataclass(frozen=True)
+class DraftGain:
+    """What drafts cost with so many requests at once, and what they must bring."""
+
+    requests: float
+    ratio: float
+    """Seconds of a step with drafts over those without."""
+    needed_acceptance: float
+    """``draft_acceptance_rate`` from which on they gain; above 1: they cannot."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +68,36 @@ class Generating:
         return self.prefill + self.decode
 
 
-def decode_step(work: Work, engine: Engine, rates: Rates, requests: float, context: float) -> float:
-    """Seconds of one token for each of so many requests, of so many tokens each before it."""
-    read = work.touched(requests) * engine.element + requests * context * work.kv_bytes(engine.element)
-    flops = work.forward_flops(requests, requests * context)
+def decode_step(
+    work: Work, engine: Engine, rates: Rates, requests: float, context: float, drafting: Drafting | None = None
+) -> float:
+    """Seconds of a step of so many requests, of so many tokens each before it: of one token each, and of its drafts."""
+    tokens = requests * (1 + drafting.tokens if drafting else 1)
+    seconds = _pass(work, engine, rates, requests, tokens, context)
+    if drafting and drafting.work:
+        seconds += drafting.tokens * _pass(drafting.work, engine, rates, requests, requests, context)
+    return seconds + rates.seconds_engine_step + tokens * rates.seconds_token
+
+
+def _pass(work: Work, engine: Engine, rates: Rates, requests: float, tokens: float, context: float) -> float:
+    """Seconds of a device, for so many tokens of all requests together."""
+    read = work.touched(tokens) * engine.element + requests * context * work.kv_bytes(engine.element)
+    flops = work.forward_flops(tokens, tokens * context)
     device = max(
         read / engine.ranks / rates.memory,
         flops / engine.ranks / (rates.peak_flops * rates.decode_share),
     )
-    beside = rates.seconds_engine_step + requests * rates.seconds_token
-    return device + _added_up(work, engine, rates, requests) + beside
+    return device + _added_up(work, engine, rates, tokens)
+
+
+def draft_gain(
+    work: Work, engine: Engine, rates: Rates, requests: float, context: float, drafting: Drafting
+) -> DraftGain:
+    """A step makes ``1 + acceptance x tokens`` tokens of a request, and gains if it takes less than so many times as
+    long."""
+    plain = decode_step(work, engine, rates, requests, context)
+    ratio = decode_step(work, engine, rates, requests, context, drafting) / plain
+    return DraftGain(requests, ratio, (ratio - 1) / drafting.tokens)
 
 
 def _added_up(work: Work, engine: Engine, rates: Rates, tokens: float) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from titan_rl.controller.planning.forecast.generation import DraftGain
 from titan_rl.controller.planning.forecast.search import FittingChoice
 from titan_rl.controller.planning.forecast.step import Forecast
 from titan_rl.controller.planning.memory_plan import GIB
@@ -24,6 +25,7 @@ def forecast_lines(its: Forecast, days: float | None, steps: int) -> list[str]:
         f"  trainer {_seconds(its.trainer)}, generators {_seconds(its.generators)} of a step; of all devices' time "
         f"{100 * its.idle:.0f} % is spent waiting; pipeline bubble {100 * its.training.bubble:.0f} %",
         f"  an engine runs {its.generating.requests:.0f} requests at once, a trainer rank {its.training.rows} rows",
+        *_drafts(its),
         *_links(its),
     ]
     return [*lines, *_duration(its, days, steps)]
@@ -34,6 +36,23 @@ def _phase(its: Forecast, name: str, seconds: float) -> str:
     if name != "score" or its.is_beside or its.scored_beside < 0.05 * its.scoring:
         return line
     return f"{line}, and {_seconds(its.scored_beside)} of work beside sampling, where answers end early"
+
+
+def _drafts(its: Forecast) -> list[str]:
+    if (drafting := its.scenario.drafting) is None:
+        return []
+    words = "; ".join(
+        f"{each.requests:.0f} request{'s' * (each.requests > 1)} {each.ratio:.2f} x, {_rate(each)}"
+        for each in its.draft_gains()
+    )
+    return [
+        f"  these are seconds without drafts; how much longer {drafting.tokens} of them make an engine's step, and the "
+        f"draft_acceptance_rate from which on they gain: {words}"
+    ]
+
+
+def _rate(gain: DraftGain) -> str:
+    return f"{gain.needed_acceptance:.2f}" if gain.needed_acceptance < 1 else "never"
 
 
 def _links(its: Forecast) -> list[str]:
@@ -90,6 +109,7 @@ def as_json(its: Forecast) -> dict[str, Any]:
         "idle_share": its.idle,
         "bubble": its.training.bubble,
         "bytes_sent": its.bytes_sent(),
+        "drafts": [asdict(gain) for gain in its.draft_gains()],
         "batch": asdict(scenario.batch),
         "staleness": scenario.staleness,
         "devices": scenario.devices,

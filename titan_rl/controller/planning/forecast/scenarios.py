@@ -7,7 +7,7 @@ from titan_rl.config.mixture import parts_of, teachers_of
 from titan_rl.config.sections.schema import Config, GeneratorConfig
 from titan_rl.controller.planning.device_memory import kv_bytes
 from titan_rl.controller.planning.device_plan import DevicePlan, Machine, Models
-from titan_rl.controller.planning.forecast.generation import Engine
+from titan_rl.controller.planning.forecast.generation import Drafting, Engine
 from titan_rl.controller.planning.forecast.rates import Rates
 from titan_rl.controller.planning.forecast.step import Scenario
 from titan_rl.controller.planning.forecast.training import Layout
@@ -115,6 +115,7 @@ def scenario_of(models: Models, lengths: Lengths, rates: Rates, plan: DevicePlan
         engine=engine_of(models, config.generator, kv_cache, batch, rates.link),
         replicas=config.generator.replicas,
         trained=models.policy.trained,
+        sends_adapters=config.sends_adapters,
         staleness=config.rollout.max_staleness,
         in_turns=in_turns,
         scorers=config.verifier.procs,
@@ -122,7 +123,15 @@ def scenario_of(models: Models, lengths: Lengths, rates: Rates, plan: DevicePlan
         crosses_hosts=_crosses(plan) if plan else False,
         copies=copies,
         helpers=config.placement.helper_generators,
+        drafting=_drafting(models),
     )
+
+
+def _drafting(models: Models) -> Drafting | None:
+    drafts = models.config.generator.speculative
+    if drafts.method == "none":
+        return None
+    return Drafting(drafts.num_speculative_tokens, Work.of(*models.drafting) if models.drafting else None)
 
 
 def _crosses(plan: DevicePlan) -> bool:

@@ -7,7 +7,14 @@ takes as long as the slower of the two (simulation.py has what lies between).
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from titan_rl.controller.planning.forecast.generation import Engine, Generating, generating
+from titan_rl.controller.planning.forecast.generation import (
+    DraftGain,
+    Drafting,
+    Engine,
+    Generating,
+    draft_gain,
+    generating,
+)
 from titan_rl.controller.planning.forecast.rates import Rates
 from titan_rl.controller.planning.forecast.training import Layout, Training, training
 from titan_rl.controller.planning.forecast.weight_sync import Route, Syncing, syncing
@@ -26,6 +33,8 @@ class Scenario:
     replicas: int
     trained: int
     """Parameters that learn."""
+    sends_adapters: bool = False
+    """Instead of weights."""
     staleness: int = 0
     in_turns: bool = False
     scorers: int = 1
@@ -37,6 +46,8 @@ class Scenario:
     """Of the model that trainers send in a sync; 0: one for each replica."""
     helpers: int = 0
     """Engines on the trainer's devices, while it waits."""
+    drafting: Drafting | None = None
+    """Of engines, which no second counts."""
 
     @property
     def devices(self) -> int:
@@ -138,6 +149,16 @@ class Forecast:
             "rest": self.scenario.rates.seconds_step,
         }
 
+    def draft_gains(self) -> list[DraftGain]:
+        """With as many requests as run at once, and with one alone, as at the end of a batch."""
+        scenario, drafting = self.scenario, self.scenario.drafting
+        if drafting is None:
+            return []
+        loads = sorted({self.generating.requests, 1.0}, reverse=True)
+        context = scenario.batch.prompt + scenario.batch.answer / 2
+        each = scenario.work, scenario.engine, scenario.rates
+        return [draft_gain(*each, requests, context, drafting) for requests in loads]
+
     def bytes_sent(self) -> dict[str, float]:
         """Of one device in a step, by what it sends them for."""
         engine, batch = self.scenario.engine, self.scenario.batch
@@ -165,10 +186,11 @@ def forecast(scenario: Scenario) -> Forecast:
         crosses_hosts=scenario.crosses_hosts,
         copies=min(scenario.copies or scenario.replicas, scenario.replicas),
     )
+    adapters = (scenario.trained, layout.element) if scenario.sends_adapters else (0, 0)
     return Forecast(
         scenario=scenario,
         generating=generating(work, engine, rates, scenario.batch, scenario.replicas, 1 + scenario.staleness),
         training=training(work, layout, rates, scenario.batch, scenario.trained, scenario.beside),
-        syncing=syncing(work.parameters, engine.element, route, rates),
+        syncing=syncing(work.parameters, engine.element, route, rates, adapters),
         scoring=scenario.batch.answers * rates.seconds_answer / scenario.scorers,
     )

@@ -48,17 +48,19 @@ class Syncing:
         return self.publish + self.fetch + self.apply
 
 
-def syncing(parameters: int, element: int, route: Route, rates: Rates) -> Syncing:
+def syncing(parameters: int, element: int, route: Route, rates: Rates, adapters: tuple[int, int] = (0, 0)) -> Syncing:
     """A shard is read in fp32 and written as it is sent, then read for its checksum; the reader writes and sums it, and
-    reads it again into the parameters."""
-    nbytes = float(parameters * element)
-    held, received = nbytes / route.shards, nbytes / route.ranks
-    sent = nbytes * route.copies / route.senders
+    reads it again into the parameters. ``adapters``: how many numbers of them are sent instead, and their width in
+    bytes; a reader merges them into the base weights."""
+    count, width = adapters if adapters[0] else (parameters, element)
+    held, received = count * width / route.shards, count * width / route.ranks
+    sent = count * width * route.copies / route.senders
     bandwidth = rates.network if route.crosses_hosts else rates.link
+    stored = parameters * element / route.ranks
     return Syncing(
-        publish=(parameters / route.shards * 4 + 2 * held) / rates.memory,
-        fetch=max(sent, received) / bandwidth + rates.seconds_sync,
-        apply=2 * received / rates.memory,
+        publish=(count / route.shards * 4 + 2 * held) / rates.memory,
+        fetch=max(sent, received) / bandwidth + rates.seconds_sync + (2 * stored / rates.memory if adapters[0] else 0),
+        apply=2 * stored / rates.memory,
         sent=sent,
         received=received,
     )
