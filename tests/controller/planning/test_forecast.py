@@ -31,11 +31,12 @@ WORK = Work(
     attention_width=4096,
     kv_width=1024,
     vocab=128256,
+    around=525_336_576,
 )
-MIXTURE = replace(WORK, parameters=1000, experts=800, num_experts=8, num_active=2)
+MIXTURE = replace(WORK, parameters=1000, experts=800, num_experts=8, num_active=2, around=0)
 BATCH = Batch(groups=64, group_size=8, prompt=512, answer=1024, longest=2048)
 RATES = replace(rates_of(), seconds_engine_step=0.0, seconds_token=0.0, seconds_collective=0.0, seconds_sync=0.0)
-ENGINE = Engine(ranks=1, max_requests=128, element=2, link=RATES.link)
+ENGINE = Engine(ranks=1, max_requests=128, element=2, link=RATES.link, layer_element=2)
 SCENARIO = Scenario(WORK, BATCH, RATES, Layout(shards=8, row_tokens=8192), ENGINE, replicas=8, trained=WORK.parameters)
 LARGE = {
     "model.embed_tokens.weight": (1024, 256),
@@ -92,6 +93,8 @@ def test_a_small_batch_s_decode_step_takes_as_long_as_its_weights_to_read():
     assert decode_step(WORK, ENGINE, RATES, 1, 1000) == pytest.approx(weights + cache)
     halved = decode_step(WORK, replace(ENGINE, ranks=2), replace(RATES, link_bandwidth=1e30), 1, 0)
     assert halved < weights
+    in_fp8 = decode_step(WORK, replace(ENGINE, layer_element=1), RATES, 1, 0)
+    assert in_fp8 == pytest.approx((WORK.parameters + WORK.around) / RATES.memory)
 
 
 def test_a_large_batch_s_decode_step_is_bounded_by_flops():
@@ -146,10 +149,10 @@ def test_ranks_share_the_flops_and_wait_for_whichever_is_slower():
 
 def test_drafts_must_bring_what_checking_and_making_them_costs():
     """A step reads the weights once, however many tokens it checks, and multiplies all of them."""
-    engine, small = Engine(ranks=1, max_requests=4096, element=2, link=RATES.link), replace(WORK, parameters=10**6)
+    small = replace(WORK, parameters=10**6, around=10**5)
 
     def needed(requests: float, drafts_by: Work | None) -> float:
-        gain = draft_gain(WORK, engine, RATES, requests, 100.0, Drafting(3, drafts_by))
+        gain = draft_gain(WORK, ENGINE, RATES, requests, 100.0, Drafting(3, drafts_by))
         assert gain.ratio == 1 + 3 * gain.needed_acceptance
         return gain.needed_acceptance
 

@@ -22,6 +22,8 @@ class Engine:
     """Bytes of a weight, and of a key or value."""
     link: float
     """Bytes a second between its ranks."""
+    layer_element: int
+    """Bytes of a layer's weight, fewer in FP8, whose faster products are not counted."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ def decode_step(
 
 def _pass(work: Work, engine: Engine, rates: Rates, requests: float, tokens: float, context: float) -> float:
     """Seconds of a device, for so many tokens of all requests together."""
-    read = work.touched(tokens) * engine.element + requests * context * work.kv_bytes(engine.element)
+    weights = (work.touched(tokens) - work.around) * engine.layer_element + work.around * engine.element
+    read = weights + requests * context * work.kv_bytes(engine.element)
     flops = work.forward_flops(tokens, tokens * context)
     device = max(
         read / engine.ranks / rates.memory,

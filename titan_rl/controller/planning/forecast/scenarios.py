@@ -12,7 +12,7 @@ from titan_rl.controller.planning.forecast.rates import Rates
 from titan_rl.controller.planning.forecast.step import Scenario
 from titan_rl.controller.planning.forecast.training import Layout
 from titan_rl.controller.planning.forecast.work import Batch, Work
-from titan_rl.controller.planning.memory_plan import bytes_of
+from titan_rl.controller.planning.memory_plan import WEIGHT, bytes_of
 from titan_rl.mesh.resources.devices import GENERATOR, TRAINER
 from titan_rl.models.layers.rope import num_positions
 from titan_rl.trainer.roles.names import needed_roles
@@ -84,12 +84,17 @@ def layout_of(titan: TitanConfig, updates: int, devices_per_host: int) -> Layout
     )
 
 
-def engine_of(models: Models, generator: GeneratorConfig, kv_cache: float, batch: Batch, link: float) -> Engine:
-    """``kv_cache``: bytes of each rank of an engine; with too few for one request, none runs."""
+def engine_of(
+    models: Models, generator: GeneratorConfig, kv_cache: float, batch: Batch, link: float, *, on_cpu: bool = False
+) -> Engine:
+    """``kv_cache``: bytes of each rank of an engine; with too few for one request, none runs. ``on_cpu``: where FP8
+    lies in fp32."""
     tokens = min(int(batch.prompt + batch.answer), num_positions(models.hf))
     fit = int(kv_cache // kv_bytes(models.of_engine, generator, tokens))
     requests = max(min(generator.max_num_seqs, fit), 0)
-    return Engine(generator.tensor_parallel, requests, bytes_of(generator.dtype), link)
+    element = bytes_of(generator.dtype)
+    layer_element = element if not generator.is_quantized else WEIGHT if on_cpu else 1
+    return Engine(generator.tensor_parallel, requests, element, link, layer_element)
 
 
 def _beside(models: Models, batch: Batch, recomputed: float) -> float:
@@ -112,7 +117,7 @@ def scenario_of(models: Models, lengths: Lengths, rates: Rates, plan: DevicePlan
         batch=batch,
         rates=rates,
         layout=layout,
-        engine=engine_of(models, config.generator, kv_cache, batch, rates.link),
+        engine=engine_of(models, config.generator, kv_cache, batch, rates.link, on_cpu=plan is None),
         replicas=config.generator.replicas,
         trained=models.policy.trained,
         sends_adapters=config.sends_adapters,

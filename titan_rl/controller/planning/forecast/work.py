@@ -31,6 +31,8 @@ class Work:
     kv_width: int
     """KV heads x head_dim, on average over layers."""
     vocab: int
+    around: int
+    """Parameters of no layer: embeddings, head and norm."""
 
     @classmethod
     def of(cls, hf: PreTrainedConfig, size: Size) -> "Work":
@@ -51,6 +53,7 @@ class Work:
             attention_width=attention_width,
             kv_width=kv_width,
             vocab=hf.vocab_size,
+            around=size.around,
         )
 
     def forward_flops(self, tokens: float, attended: float) -> float:
