@@ -143,6 +143,9 @@ def test_prompts_are_looked_at_where_they_are_here(tmp_path, capsys, models):
     held_out.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     options = json.dumps({"file": str(file), "held_out_file": str(held_out)})
     assert "; 2 training rows are left out: held-out rows ask the same" in told(capsys, *run, "--task.options", options)
+    assert "are cut" not in told(capsys, *run)
+    file.write_text("".join(json.dumps(row | {"answer": "1" * 50}) + "\n" for row in rows))
+    assert "tokens (50 in the median, 50 at most), and are cut: set rollout" in told(capsys, *run)
     rows[3]["question"] = "1" * 402
     rows[4]["question"] = "2" * 402
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

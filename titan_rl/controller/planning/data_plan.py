@@ -12,6 +12,7 @@ from titan_rl.config.sections.schema import MADE, MADE_MODELS, TASKS_OF_FILES, T
 from titan_rl.controller.preflight.checks import Checked, check_room, tokenizer_of, with_dataset
 from titan_rl.controller.preflight.data_checks import row_notices
 from titan_rl.data.rows.file_sources import locate_sources
+from titan_rl.environments.rollout.answer_lengths import answer_notice
 from titan_rl.environments.rollout.prompt_checks import encode_checked, place, training_prompts
 
 _MOST = 512
@@ -40,11 +41,12 @@ def measure_data(checked: Checked) -> DataLengths:
     if dataset is None:
         check_room(checked, prompts := _prompts(checked))
         lengths = [length for _, length in prompts]
+        notices = answer_notice(checked.config, checked.task, lambda: tokenizer_of(checked.config))
     else:
-        lengths = dataset.train.num_tokens_R.tolist()
+        lengths, notices = dataset.train.num_tokens_R.tolist(), []
     longest, mean = max(lengths), sum(lengths) / len(lengths)
     line = f"{what}: {mean:.0f} tokens on average, {longest} at most, of {len(lengths)} looked at"
-    return DataLengths("; ".join([line, *row_notices(checked.task, dataset)]), mean, longest)
+    return DataLengths("; ".join([line, *row_notices(checked.task, dataset), *notices]), mean, longest)
 
 
 def _hindrances(checked: Checked) -> Iterator[str]:
